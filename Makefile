@@ -5,8 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# torch with CUDA brings a Triton of its own.
-CONSTRAINTS ?= constraints$(if $(shell nvidia-smi -L 2>/dev/null),-cuda).txt
+CONSTRAINTS ?= constraints.txt
 
 EXTRAS ?= dev
 
@@ -16,7 +15,7 @@ IMAGES ?= $(DRAWN)
 
 # The long checks that CONTRIBUTING.md lists, in the full forms that are their defaults.
 ATTACKS := fail_convert kill_convert race_convert race_stage break_nodes kill_train kill_trainer hold_batches storm_close mutate_images damage_set change_sets off_path replay_training
-TORTURES := $(ATTACKS:%=tools/chaos/%.py) tools/check_order.py tools/check_ptx.py
+TORTURES := $(ATTACKS:%=tools/chaos/%.py) tools/check_order.py
 
 # What differs from main, and where its tests lie: those of a room in the folder of its name, those of the package as a
 # whole in tests/house. All tests depend on what is in no room.
@@ -66,7 +65,7 @@ torture: $(INSTALLED)
 	    echo "== $$check"; $(BIN)/python $$check || failed="$$failed $$check"; \
 	done; test -z "$$failed" || { echo "FAILED:$$failed"; exit 1; }
 
-$(INSTALLED): pyproject.toml constraints.txt constraints-cuda.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[$(EXTRAS)]"
 	touch $@

@@ -79,8 +79,6 @@ FIGURES = (
     Figure("tests", "tests failed", r"(\d+) failed", sum, 0, True),
     Figure("tests", "tests passed", r"(\d+) passed", sum, 1, False),
     Figure("bus", "H2D, of bare pinned copies", r"^[148] .* ([\d.]+)$", max, 0.85, False),
-    Figure("augmentation", "kernel, uint8, to its floor", r"uint8: fused kernel  .*ratio +([\d.]+)", max, 2.0, True),
-    Figure("augmentation", "kernel, bf16, to its floor", r"bfloat16: fused kernel  .*ratio +([\d.]+)", max, 2.0, True),
     Figure("training", "% of a step lost to data", r"^loss +(-?[\d.]+)%", max, 1.0, True),
 )
 """What the project aims at on a GPU."""
@@ -95,16 +93,11 @@ class Outcome:
 
 
 def gpu_of(python: str) -> str | None:
-    """Returns what torch calls the GPU, and the version of Triton; None if this Python has no torch that sees a GPU."""
+    """Returns what torch calls the GPU, with the versions; None if this Python has no torch that sees a GPU."""
     script = """
 import platform, torch
 gpu = torch.cuda.get_device_name()
-try:
-    import triton
-    kernels = f"Triton {triton.__version__}"
-except Exception as error:
-    kernels = f"NO TRITON, so torch's operations are measured ({error})"
-print(gpu, "CUDA", torch.version.cuda, "torch", torch.__version__, kernels, "on", platform.node(), platform.release())
+print(gpu, "CUDA", torch.version.cuda, "torch", torch.__version__, "on", platform.node(), platform.release())
 """
     try:
         run = subprocess.run([python, "-c", script], capture_output=True, text=True, timeout=120, check=True)

@@ -3,8 +3,7 @@
 On the CPU, on one core, in turn, and all from decoded pixels in memory. The results are batches of uint8, or normalized
 ones of float32:
 
-shardio         shardio.augment, on batches as the loader gives them; and one batch by operations of torch, as
-                where it was installed without a C compiler.
+shardio         shardio.augment, on batches in memory as the loader has them.
 Pillow          crop, resize and transpose of one PIL image after the other, as torchvision does with these; and
                 stacked.
 torchvision     transforms.v2 on uint8 tensors, one by one, contiguous and in channels_last memory, and on PIL images;
@@ -15,12 +14,10 @@ FFCV            its loader with one worker, from a file of raw pixels. In the en
 
 All draw boxes from the same distribution. Then the same with a third transform, uint8 to uint8, for each of the CHAINS
 of augment_peer.py, in turn with shardio's crop and flip alone; what a library lacks is left out. Then the ShardLoader,
-with and without the transform, with one and two threads of torch.
+with and without the transform, with one and two gather threads.
 
-With --device cuda instead: the device's time for a batch, beside the floor, which is to read the boxes and to write the
-result at the bandwidth of a copy on the device; by the fused kernel and by torch's operations. "As called" counts the
-host's work, too: "transform" that of drawing boxes, the others that of their launches. Then the loader with the
-transform beside bare pinned copies. The aim is a fused kernel of at most twice the floor.
+With --device cuda instead: the loader with and without the transform, beside bare pinned copies of the stored samples.
+Its gather threads crop, resize and flip on the CPU; the GPU normalizes and casts.
 """
 
 from __future__ import annotations
@@ -29,32 +26,24 @@ import argparse
 import os
 import subprocess
 import sys
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from functools import partial
-from itertools import count, cycle, islice
+from itertools import count, islice
 from pathlib import Path
-from statistics import fmean
 from unittest import mock
 
 import numpy as np
 import torch
 from augment_peer import CHAINS, LACKS
 from classic import as_tensor, augmented, normalized
-from common import describe_gpu, describe_machine, generated_set, in_turn, print_ratios, ratios, spread
+from common import describe_gpu, describe_machine, generated_set, in_turn, print_ratios
 from PIL import Image
 
 import shardio.augment
-import shardio.augment.batch
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, ToDtype, recipe
 from shardio.augment.batch import Batch
-from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
-from shardio.augment.resample import resample
-from shardio.augment.trusted import chosen_on
 from shardio.format.layout import sample_nbytes
 from shardio.loading.loader import ShardLoader
 from shardio.measure.limits import pinned_copies
@@ -62,11 +51,6 @@ from shardio.reading.shardset import ShardSet, open_shards
 
 Way = Callable[[], int]
 PEER = Path(__file__).with_name("augment_peer.py")
-# Batches on the device in turn: together larger than its cache, as those of a training are when they come.
-BATCHES_IN_TURN = 4
-# Calls are timed together, so that the time of one does not depend on when the host asks.
-CALLS = 20
-COPIED_NBYTES = 1 << 30
 UNIT = "images/s"
 
 
@@ -152,16 +136,6 @@ def way_of_shardio(transform: Transform, images: torch.Tensor, batch_size: int) 
     return augment
 
 
-def without_kernels(way: Way) -> Way:
-    """Makes the transforms do what they do where shardio was installed without a C compiler."""
-
-    def augment() -> int:
-        with mock.patch.object(shardio.augment.batch, "resample", partial(resample, native=False)):
-            return way()
-
-    return augment
-
-
 def without_equal_views(way: Way) -> Way:
     """Makes Views compute each view alone, also those that are equal."""
 
@@ -195,9 +169,6 @@ def measure_libraries(shards: ShardSet, options: argparse.Namespace) -> None:
     ways: dict[str, dict[str, Way]] = {
         output: {
             "shardio": way_of_shardio(transform, tensors, options.batch_size),
-            "shardio without its kernels in C": without_kernels(
-                way_of_shardio(transform, tensors[: options.batch_size], options.batch_size)
-            ),
             "Pillow": way_of_pillow(finishes[output], pictures, options.batch_size, options.size),
         }
         for output, transform in transforms(options.size).items()
@@ -256,18 +227,17 @@ def measure_recipes(shards: ShardSet, options: argparse.Namespace) -> None:
 
 
 def measure_loader(path: Path, options: argparse.Namespace) -> None:
-    def read(loader: ShardLoader, threads: int) -> int:
-        torch.set_num_threads(threads)
+    def read(loader: ShardLoader) -> int:
         return sum(len(labels) for _, labels in loader)
 
     with ExitStack() as stack:
 
-        def opened(transform: Transform | None) -> ShardLoader:
+        def opened(transform: Transform | None, threads: int) -> ShardLoader:
             loader = ShardLoader(
                 path,
                 options.batch_size,
                 transform=transform,
-                num_threads=1,
+                num_threads=threads,
                 tail="short",
                 device="cpu",
                 rank=0,
@@ -275,116 +245,13 @@ def measure_loader(path: Path, options: argparse.Namespace) -> None:
             )
             return stack.enter_context(loader)
 
-        bare = "ShardLoader, no transform"
-        ways = {bare: partial(read, opened(None), 1)}
+        bare = "ShardLoader, no transform, 1 gather thread"
+        ways = {bare: partial(read, opened(None, 1))}
         for output, transform in transforms(options.size).items():
-            loader = opened(transform)
-            for threads in (1, 2):
-                ways[f"ShardLoader, {output}, {threads} of torch's threads"] = partial(read, loader, threads)
+            for threads, words in ((1, "1 gather thread"), (2, "2 gather threads")):
+                ways[f"ShardLoader, {output}, {words}"] = partial(read, opened(transform, threads))
         in_turn(ways, 1)
         print_ratios(in_turn(ways, options.rounds), bare, UNIT)
-
-
-def queued_seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Returns the device's time for one of several calls that had all been queued before the first of them ran."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    cycles = 1 << 26
-    while True:
-        torch.cuda._sleep(cycles)
-        start.record()
-        for _ in range(CALLS):
-            call()
-        end.record()
-        ahead = not start.query()
-        torch.cuda.synchronize(device)
-        if ahead:
-            return start.elapsed_time(end) / 1000 / CALLS
-        cycles *= 2
-
-
-def called_seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Returns the time of one of several calls in a row, with the host's work for them."""
-    start = time.perf_counter()
-    for _ in range(CALLS):
-        call()
-    torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) / CALLS
-
-
-def by_torch(batch: Batch, size: int) -> torch.Tensor:
-    assert batch.boxes is not None
-    assert batch.flips is not None
-    how = replace(batch.how, size=(size, size))
-    return resample(batch.images, batch.boxes, batch.flips, how, within=batch.within)
-
-
-def batches_on(device: torch.device, shards: ShardSet, transform: Transform, batch_size: int) -> list[Batch]:
-    """Returns batches for which the transform has noted what to compute. No pixel of them is computed yet."""
-    rng = np.random.default_rng(0)
-    batches = []
-    for epoch in range(BATCHES_IN_TURN):
-        indices = rng.integers(0, len(shards), batch_size)
-        pixels = np.empty((batch_size, *shards.sample_shape), np.uint8)
-        shards.gather(indices, pixels)
-        sizes = np.tile(np.array(shards.sample_shape[:2]), (batch_size, 1))
-        images = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)
-        batches.append(transform.apply(Batch(images, Draws(0, epoch, indices), sizes), "Compose"))
-    return batches
-
-
-def moved_nbytes(batch: Batch, result: torch.Tensor) -> float:
-    """Returns the least bytes that must be moved: the boxes are read, and the result is written."""
-    assert batch.boxes is not None
-    return float((batch.boxes.heights * batch.boxes.widths).sum()) * batch.images.shape[1] + result.nbytes
-
-
-def measure_kernel(
-    output: str, transform: Transform, batches: list[Batch], options: argparse.Namespace, device: torch.device
-) -> None:
-    results = [batch.finished().images for batch in batches]
-    if output == "uint8":
-        others = [by_torch(batch, options.size) for batch in batches]
-        assert all((a.int() - b.int()).abs().max() <= 2 for a, b in zip(results, others, strict=True))
-    nbytes = fmean(map(moved_nbytes, batches, results))
-    copied = [torch.ones(COPIED_NBYTES, dtype=torch.uint8, device=device) for _ in range(2)]
-    turns = cycle(batches)
-    # So many results are kept that one is not written where the cache still holds the one before it.
-    kept: deque[torch.Tensor] = deque(maxlen=BATCHES_IN_TURN)
-
-    def copy() -> None:
-        copied[0].copy_(copied[1])
-
-    def fuse() -> None:
-        kept.append(next(turns).finished().images)
-
-    seeds = count()
-
-    def transformed() -> None:
-        result = transform(next(turns).images, seed=next(seeds))
-        assert isinstance(result, torch.Tensor)
-        kept.append(result)
-
-    def operate() -> None:
-        kept.append(by_torch(next(turns), options.size))
-
-    ways: dict[str, Callable[[], float]] = {
-        "floor": lambda: nbytes / (2 * COPIED_NBYTES) * queued_seconds(copy, device),
-        "fused kernel": lambda: queued_seconds(fuse, device),
-        "fused kernel, as called": lambda: called_seconds(fuse, device),
-        "transform, as called": lambda: called_seconds(transformed, device),
-        "torch's operations, as called": lambda: called_seconds(operate, device),
-    }
-    for way in ways.values():
-        way()
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(options.rounds):
-        for name, way in ways.items():
-            seconds[name].append(way())
-    print(f"{output}: {nbytes / 1e6:.1f} MB to read and to write for a batch of {options.batch_size}")
-    for name, values in seconds.items():
-        microseconds = [1e6 * value for value in values]
-        ratio = ratios(values, seconds["floor"], 2)
-        print(f"{output}: {name:<30} {spread(microseconds, 1):>30} us a batch   ratio {ratio}")
 
 
 def measure_device_loader(path: Path, shards: ShardSet, options: argparse.Namespace, device: torch.device) -> None:
@@ -437,13 +304,6 @@ def main() -> None:
     if options.device == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
         print(f"{describe_machine()}; {describe_gpu(device)}")
-        for output, transform in device_transforms(options.size).items():
-            batches = batches_on(device, shards, transform, options.batch_size)
-            batches[0].finished()  # compiles and compares
-            if chosen_on(device)["resample"] == "Triton":
-                measure_kernel(output, transform, batches, options, device)
-            else:
-                print(f"{output}: fused kernel: not measured: Triton is missing, or its kernel is not trusted")
         measure_device_loader(path, shards, options, device)
     elif options.recipes:
         print(describe_machine())

@@ -1,9 +1,9 @@
 """Crops and resizes, and each operation of shardio.augment.steps: microseconds for a picture, on one core.
 
-The kernels in C beside the operations of torch that define them, and beside OpenCV where it is installed (pip install
-opencv-python-headless) and does the same. In turn; times are medians over rounds, and the ratio is the median of the
-rounds' ratios of C to OpenCV. Results are written to memory that was touched before. Boxes are those of
-RandomResizedCrop(224) in pictures of 256 x 256; OpenCV's INTER_LINEAR does not antialias.
+The kernels in C, beside OpenCV where it is installed (pip install opencv-python-headless) and does the same. In turn;
+times are medians over rounds, and the ratio is the median of the rounds' ratios of C to OpenCV. Results are written to
+memory that was touched before. Boxes are those of RandomResizedCrop(224) in pictures of 256 x 256; OpenCV's
+INTER_LINEAR does not antialias.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import torch
 from common import describe_machine, in_turn, ratios, spread
 from numpy.typing import NDArray
 
-from shardio.augment import RandomResizedCrop, pixels
+from shardio.augment import RandomResizedCrop
 from shardio.augment.batch import Batch, sizes_of
 from shardio.augment.boxes import Draws
-from shardio.augment.resample import Resampling, make_spans, resample, resample_windows
+from shardio.augment.resample import Resampling, make_spans, resample_windows
 from shardio.augment.steps import Op, Sampling, Step, Steps
-from shardio.kernels import pixels as kernel
+from shardio.kernels.pixels import run_steps
 from shardio.kernels.rowcopy import Windows
 
 try:
@@ -150,8 +150,7 @@ def pictures(count: int, size: int) -> torch.Tensor:
 def measure_resizes(images: torch.Tensor, size: int, rounds: int) -> None:
     """Crops and resizes to `size`, mirrors half of the pictures, and normalizes and casts."""
     count, whole = len(images), images.permute(0, 2, 3, 1).numpy()
-    flips, none = np.arange(count) % 2 == 0, np.zeros(count, np.int64)
-    windows = Windows.of_one_size(*whole.shape[1:3], none, none)
+    flips, windows = np.arange(count) % 2 == 0, Windows.whole(count, *whole.shape[1:3])
     batch = Batch(images, Draws(0, 0, np.arange(count)), sizes_of(images))
     boxes = RandomResizedCrop(size).apply(batch, "RandomResizedCrop").region
     spans = make_spans(boxes, boxes, *whole.shape[1:3])
@@ -175,15 +174,9 @@ def measure_resizes(images: torch.Tensor, size: int, rounds: int) -> None:
             if flips[i]:
                 cv2.flip(out[i], 1, dst=out[i])
 
-    few = replace(boxes, **{field: values[:8] for field, values in vars(boxes).items()})
     for name, how in ways.items():
-        by_torch = partial(resample, boxes=few, flips=flips[:8], how=how, native=False)
-        some = {"torch": way(by_torch, images[:8])}
-        if kernel.AVAILABLE:
-            out = np.zeros((count, size, size, 3), how.kernel_dtype)
-            some["C"] = way(
-                partial(resample_windows, windows=windows, spans=spans, flips=flips, out=out, how=how), whole
-            )
+        out = np.zeros((count, size, size, 3), how.kernel_dtype)
+        some = {"C": way(partial(resample_windows, windows=windows, spans=spans, flips=flips, out=out, how=how), whole)}
         if cv2 is not None:
             kind = cv2.INTER_CUBIC if how.interpolation == "bicubic" else cv2.INTER_LINEAR
             some["OpenCV"] = way(partial(by_opencv, kind, np.zeros((count, size, size, 3), np.uint8)), whole)
@@ -192,27 +185,20 @@ def measure_resizes(images: torch.Tensor, size: int, rounds: int) -> None:
 
 
 def measure_steps(name: str, steps: Steps, images: torch.Tensor, rounds: int) -> None:
-    few = images[:8].clone(memory_format=torch.preserve_format)
+    pixels = images.permute(0, 2, 3, 1).numpy()
+    codes, values = np.stack([step.codes for step in steps]), np.stack([step.values for step in steps])
     # The kernel changes its pictures again and again: most operations take as long for all of them.
-    ways = {"torch": way(lambda x: pixels.run_steps_by_torch(x, tuple(step_of_few(step) for step in steps)), few)}
-    if kernel.AVAILABLE:
-        ours = images.clone(memory_format=torch.preserve_format)
-        ways["C"] = way(lambda x: pixels.run_steps(x, steps, native=True), ours)
+    ways = {"C": way(lambda x: run_steps(x, codes, values), pixels.copy())}
     if name in (known := opencv_operations()):
-        lying = images.permute(0, 2, 3, 1).numpy()
-        ways["OpenCV"] = way(lambda x: [known[name](picture) for picture in x], lying)
+        ways["OpenCV"] = way(lambda x: [known[name](picture) for picture in x], pixels)
     in_turn(ways, 1)
     print_row(name, in_turn(ways, rounds))
 
 
-def step_of_few(step: Step) -> Step:
-    return Step(step.codes[:8], step.values[:8])
-
-
 def print_row(name: str, rates: dict[str, list[float]]) -> None:
     times = {way: spread([1e6 / value for value in values], 0) for way, values in rates.items()}
-    cells = [times.get(way, "-") for way in ("C", "torch", "OpenCV")]
-    cells += [ratios(rates["OpenCV"], rates["C"], 2)] if {"C", "OpenCV"} <= rates.keys() else []
+    cells = [times.get(way, "-") for way in ("C", "OpenCV")]
+    cells += [ratios(rates["OpenCV"], rates["C"], 2)] if "OpenCV" in rates else []
     print(f"{name:34}" + "".join(f"{cell:>26}" for cell in cells), flush=True)
 
 
@@ -226,7 +212,7 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     print(describe_machine(), f"OpenCV {cv2.__version__}" if cv2 else "without OpenCV", sep=", ")
-    print(f"{'microseconds for a picture':34}" + "".join(f"{head:>26}" for head in ("C", "torch", "OpenCV", "ratio")))
+    print(f"{'microseconds for a picture':34}" + "".join(f"{head:>26}" for head in ("C", "OpenCV", "ratio")))
     measure_resizes(pictures(options.batch_size, options.size * 8 // 7), options.size, options.rounds)
     images = pictures(options.batch_size, options.size)
     for name, each in operations().items():

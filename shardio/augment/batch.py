@@ -1,32 +1,29 @@
 """Batch, which each transform returns to the next: images, and recorded changes that are not computed yet.
 
 A batch records crops, resizes, flips, color operations, a normalization and a cast. So several changes take one pass
-over the pixels. The changed pixels are computed when a transform needs them, and at the end.
+over the pixels: a `Stage`. The stage is computed when a transform needs its pixels, and at the end.
+
+A planned batch has no pixels, only the shape of images that will be read later. It collects stages, and its `rest` has
+the transforms that can only be applied when the pixels are there. See `shardio.augment.plan`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from shardio.augment.boxes import Boxes, Draws, outside_places
-from shardio.augment.masks import Masks, taken
-from shardio.augment.pixels import run_steps
-from shardio.augment.resample import (
-    Interpolation,
-    Resampling,
-    Statistics,
-    chosen,
-    normalized,
-    repeated,
-    resample,
-    resample_onto,
-)
+from shardio.augment.boxes import Boxes, Draws
+from shardio.augment.masks import Masks
+from shardio.augment.resample import Interpolation, Resampling, as_made, normalized
+from shardio.augment.stage import Choice, Placement, Stage, Stages, moved_by, run_and_cast
 from shardio.augment.steps import NEEDS_RGB, Op, Step, Steps
+from shardio.kernels.pixels import in_slices
+from shardio.kernels.rowcopy import Windows
 
 Images = torch.Tensor | tuple[torch.Tensor, ...]
 Arrays = dict[str, Images]
@@ -48,6 +45,9 @@ class Batch:
 
     A field that is None records no change. `masks` are the masks of `images`, before the changes. With several views of
     each image, the other fields have all images of the first view, then all images of the next view.
+
+    The images of a planned batch are on torch's device "meta", after `stages`. `casts` says whether Normalize and
+    ToDtype are recorded, or left to `rest`.
     """
 
     images: torch.Tensor
@@ -61,6 +61,9 @@ class Batch:
     resized: bool = False
     steps: Steps = ()
     how: Resampling = _UNCHANGED
+    stages: Stages = ()
+    rest: tuple[Any, ...] = ()
+    casts: bool = True
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -169,22 +172,33 @@ class Batch:
             raise ValueError(f"masks must have the (height, width) of the images, {size}; found {masks.size}")
         return Batch(images, self.draws, sizes_of(images), self.labels, masks)
 
-    def check_no_masks(self) -> None:
-        """Raises ValueError if the batch has masks, which Mixup and CutMix cannot combine."""
-        if self.masks is not None:
-            names = ", ".join(self.masks.by_name) or "{}"
-            raise ValueError(
-                f"Mixup and CutMix combine images, but cannot combine masks; found masks {names}: remove Mixup and "
-                "CutMix from the transform, or pass images and labels only"
-            )
+    @property
+    def is_planned(self) -> bool:
+        return self.images.device.type == "meta"
+
+    def part(self, some: slice, num_shared: int) -> Batch:
+        """Returns the images `some` of a batch without recorded changes. The first `num_shared` stages stay whole."""
+        stages = (*self.stages[:num_shared], *(stage.part(some) for stage in self.stages[num_shared:]))
+        images = self.images[some] if len(self.images) == len(self) else self.images
+        return replace(self, images=images, sizes=self.sizes[some], stages=stages)
+
+    def closed(self) -> Batch:
+        """Returns the batch after all recorded changes. A planned batch keeps the cast, and `rest`."""
+        if not self.is_planned:
+            return self.finished()
+        plain = replace(self, how=replace(self.how, statistics=None, dtype=None), rest=()).finished()
+        cast = replace(_UNCHANGED, statistics=self.how.statistics, dtype=self.how.dtype)
+        return replace(plain, how=cast, rest=self.rest)
 
     def finished(self) -> Batch:
-        """Computes the recorded changes. Returns a batch of the new images. Raises ValueError if their sizes differ."""
-        images = self._done()
-        if images is self.images:
+        """Computes the recorded changes. Returns a batch of the new images. Raises ValueError if their sizes differ.
+
+        A planned batch gets a stage more instead.
+        """
+        if self.is_whole and self.how.made == torch.uint8 and (self.is_planned or len(self.images) == len(self)):
             return self
-        sizes = self.sizes if self.boxes is None else sizes_of(images)
-        return Batch(images, self.draws, sizes, self.labels, self._moved_masks())
+        sizes = self.sizes if self.boxes is None else np.tile(np.array(self.size), (len(self), 1))
+        return self.after(None if self.is_whole else self._stage(), sizes)
 
     def made(self) -> Batch:
         """Computes the recorded changes like `finished`, but crops and resizes may give images of different sizes.
@@ -217,63 +231,44 @@ class Batch:
         )
         boxes = Boxes.picked([boxes, part.inside_of(boxes, sizes)], inside.astype(np.int64))
         sizes, firsts = np.where(inside[:, None], size, sizes), np.where(inside[:, None], 0, firsts)
-        how = replace(self.how, size=size)
         within = self.within if self.resized else None
-        images = resample_onto(self.images, boxes, flips, how, sizes, firsts, within=within)
-        shown = [outside_places(firsts[:, i], sizes[:, i], size[i], mode) for i in range(2)]
-        if mode != "constant" or (any(fill) and any((places < 0).any() for places in shown)):
-            rows, columns = (
-                np.where(places < 0, -1, places - firsts[:, i : i + 1]).astype(np.int32)
-                for i, places in enumerate(shown)
-            )
-            level = torch.tensor(fill, dtype=torch.float64, device="cpu").to(torch.uint8)
-            images = taken(images.permute(0, 2, 3, 1), rows, columns, level).permute(0, 3, 1, 2)
-        masks = None if self.masks is None else self.masks.placed(boxes, flips, sizes, size, firsts, mode)
-        return self.holding(images, masks)
+        placement = Placement(sizes, firsts, mode, tuple(fill))
+        stage = replace(self._stage(size), boxes=boxes, within=within, placement=placement, steps=())
+        return self.after(stage, np.tile(np.array(size), (len(self), 1)))
+
+    def _stage(self, size: tuple[int, int] | None = None) -> Stage:
+        """Returns the recorded changes, without the cast, as a stage with results of `size` (default: `self.size`)."""
+        channels, height, width = self.images.shape[1:]
+        how = replace(self.how, statistics=None, dtype=None)
+        changes = self.boxes, self.within, self.flips, how, None, self.steps
+        return Stage(len(self), (height, width, channels), self.size if size is None else size, *changes)
+
+    def after(self, stage: Stage | Choice | None, sizes: NDArray[np.int64]) -> Batch:
+        """Returns the batch after `stage` and the recorded cast. `sizes` become the sizes before any squashing."""
+        stages = () if stage is None else (stage,)
+        if self.is_planned:
+            assert not self.is_cast
+            shape = (len(self), self.images.shape[1], *stage.size) if stage else self.images.shape
+            images = torch.empty(shape, dtype=torch.uint8, device="meta")
+            return Batch(images, self.draws, sizes, stages=(*self.stages, *stages), casts=self.casts)
+        masks = None if self.masks is None else moved_by(stages, self.masks)
+        images = computed(self.images, stages, self.how, len(self))
+        if masks is not None and masks.size != images.shape[2:]:
+            raise AssertionError(f"masks of {masks.size}, images of {images.shape[2:]}")
+        return Batch(images, self.draws, sizes, self.labels, masks)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if no crop, resize, flip or operation is recorded."""
+        return self.boxes is None and self.flips is None and not self.steps
 
     @property
     def is_plain(self) -> bool:
         """True if the batch has no masks, and no recorded crop, resize, flip or operation."""
-        return self.masks is None and self.boxes is None and self.flips is None and not self.steps
+        return self.masks is None and self.is_whole
 
     def _moved_masks(self) -> Masks | None:
-        if self.masks is None:
-            return None
-        is_whole = self.boxes is None and self.flips is None
-        return self.masks.moved(None if is_whole else self.region, self.is_mirrored, self.size, self.steps)
-
-    def _done(self) -> torch.Tensor:
-        how = self.how
-        if self.steps:
-            images = replace(self, steps=(), how=replace(how, statistics=None, dtype=None))._done()
-            if (made := fused(images, self.steps, how.statistics, how.dtype)) is not None:
-                return made
-            if images is self.images:
-                images = images.clone(memory_format=torch.channels_last)
-            return replace(self, images=run_steps(images, self.steps), boxes=None, flips=None, steps=())._done()
-        images = self.images
-        if (self.boxes is None and self.flips is None) or images.is_cuda:
-            images = repeated(images, len(self))
-        if self.boxes is None and self.flips is None:
-            # The result has the memory format of the images, as with torch's operations.
-            is_last = images.is_contiguous(memory_format=torch.channels_last)
-            if self.is_cast and is_last and (made := fused(images, (), how.statistics, how.dtype)) is not None:
-                return made
-            return normalized(images, how.statistics, how.dtype)
-        boxes, flips, how = self.region, self.is_mirrored, self.resampling
-        if images.is_cuda and how.cubic is not None:
-            return chosen(how.cubic, *(replace(self, how=one)._done() for one in how.of_each_filter))
-        if images.is_cuda:
-            from shardio.augment.resample_cuda import resample_if_trusted  # Triton takes its time to import
-
-            if (made := resample_if_trusted(images, boxes, self.within or boxes, flips, how)) is not None:
-                return made
-        return resample(images, boxes, flips, how, within=self.within)
-
-    @property
-    def resampling(self) -> Resampling:
-        """`how`, with the size of the new images. Raises ValueError if the new images would have several sizes."""
-        return replace(self.how, size=self.size)
+        return self.masks if self.masks is None or self.is_whole else self._stage().move(self.masks)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -291,19 +286,44 @@ class Batch:
         return height, width
 
 
+def check_no_masks(names: Iterable[str]) -> None:
+    """Raises ValueError if there are masks, which Mixup and CutMix cannot combine."""
+    if found := ", ".join(names):
+        raise ValueError(
+            f"Mixup and CutMix combine images, but cannot combine masks; found masks {found}: remove Mixup and CutMix "
+            "from the transform, or pass images and labels only"
+        )
+
+
 def sizes_of(images: torch.Tensor) -> NDArray[np.int64]:
     return np.tile(np.array(images.shape[2:], np.int64), (len(images), 1))
 
 
-def fused(
-    images: torch.Tensor, steps: Steps, statistics: Statistics | None, dtype: torch.dtype | None
-) -> torch.Tensor | None:
-    """Returns the images after steps, normalization and cast, computed by Triton kernels, in channels_last memory.
+def computed(images: torch.Tensor, stages: Stages, how: Resampling, count: int) -> torch.Tensor:
+    """Returns images after `stages`, normalized and cast as `how` says, in as many threads as torch has.
 
-    Returns None on the CPU, and if the kernels cannot be used: see `run_steps_if_trusted`. `images` stay unchanged.
+    `images` are uint8 (n, C, H, W), the stages are of `count` images: all images, repeated as a whole as often as
+    needed. The results of stages are in channels_last memory.
     """
-    if not images.is_cuda:
-        return None
-    from shardio.augment.pixels_cuda import run_steps_if_trusted  # Triton takes its time to import
+    if not stages and len(images) != count:
+        images = torch.cat([images] * (count // len(images)))
+    if not stages and not (images.device.type == "cpu" and images.is_contiguous(memory_format=torch.channels_last)):
+        return normalized(images, how.statistics, how.dtype)
+    if images.device.type != "cpu":
+        raise ValueError(
+            f"images are on {images.device}: a ShardLoader makes crops, resizes, flips, warps and color changes on the "
+            "CPU, before the batch is copied to its device. Pass the transform to the loader, or images on the CPU; "
+            "Normalize, ToDtype, RandomErasing, Mixup and CutMix take images on any device"
+        )
+    pixels = images.detach().permute(0, 2, 3, 1).contiguous().numpy()
+    size = stages[-1].size if stages else pixels.shape[1:3]
+    out = np.empty((count, *size, pixels.shape[3]), how.kernel_dtype)
 
-    return run_steps_if_trusted(images, steps, statistics, dtype)
+    def work(part: slice) -> None:
+        some = np.arange(count)[part]
+        mine = pixels[part] if len(pixels) == count else pixels[some % len(pixels)]
+        windows = Windows.whole(len(mine), *pixels.shape[1:3])
+        run_and_cast(stages, pixels.shape[1:], mine.reshape(-1), windows, some, out, how)
+
+    in_slices(count, work)
+    return as_made(torch.from_numpy(out), how).permute(0, 3, 1, 2)

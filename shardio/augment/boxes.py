@@ -154,6 +154,10 @@ class Boxes:
         sides = np.stack([[b.tops, b.lefts, b.heights, b.widths] for b in several])
         return cls(*sides.transpose(1, 0, 2)[:, numbers, columns])
 
+    def __getitem__(self, some: slice) -> Boxes:
+        """Returns the boxes of some of the images."""
+        return Boxes(self.tops[some], self.lefts[some], self.heights[some], self.widths[some])
+
     def inside_of(self, outer: Boxes, sizes: NDArray[np.int64]) -> Boxes:
         """Returns `self`, boxes in pixels of cropped and resized images, as boxes in pixels of the stored images.
 

@@ -41,8 +41,12 @@ class Transform(Configuration, ABC):
 
     mask_fill: MaskFill | None = None
     """The default of the argument `mask_fill` of calls."""
-    keeps_places: ClassVar[bool] = False
-    """True if the transform neither crops nor resizes images; see `shardio.augment.cut`."""
+    records: ClassVar[bool] = False
+    """True if `apply` only records changes of uint8 images, and looks at no pixels."""
+    casts: ClassVar[bool] = False
+    """True for Normalize and ToDtype, whose `apply` records how images are normalized and cast."""
+    on_any_device: ClassVar[bool] = False
+    """True if images may be on a GPU."""
 
     @overload
     def __call__(
@@ -143,7 +147,8 @@ class Transform(Configuration, ABC):
             draws = Draws(0, 0, np.zeros(1, np.int64))
             made = self.changed(*blank, draws, sizes if len(sizes) else None, mask_fill)  # type: ignore[call-arg]
             return _for_each(lambda some: some[:0], made)  # type: ignore[no-any-return]
-        return applied([(self, type(self).__name__)], Batch(images, draws, sizes, labels, moving))
+        batches = self.branches(Batch(images, draws, sizes, labels, moving), type(self).__name__)
+        return results_of([batch.finished() for batch in batches], self.has_views)
 
     @property
     def mixed_classes(self) -> frozenset[int | None]:
@@ -184,28 +189,57 @@ Piece = tuple[Transform, str]
 
 
 def branches_of(pieces: Iterable[Piece], batch: Batch) -> list[Batch]:
-    """Applies transforms in order. Returns a list of one batch, or of a batch per view of the last transform."""
+    """Applies transforms in order. Returns a list of one batch, or of a batch per view of the last transform.
+
+    A planned batch notes in its `rest` the transforms that cannot be applied before its pixels are there.
+    """
     batches = [batch]
     for transform, purpose in pieces:
-        batches = transform.branches(batches[0], purpose)
+        batch = batches[0]
+        if batch.is_planned and _must_wait(transform, batch):
+            batches = [replace(batch, rest=(*batch.rest, (transform, purpose)))]
+        else:
+            batches = transform.branches(batch, purpose)
     return batches
 
 
-def applied(pieces: Sequence[Piece], batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
-    """Applies transforms in order. Returns the images, the labels or None, and the masks by name or None.
+def _must_wait(transform: Transform, batch: Batch) -> bool:
+    if type(transform) is Compose:
+        return False  # but its parts may have to
+    if batch.rest:
+        return True
+    if type(transform) is Views:
+        return batch.is_cast
+    if transform.casts and is_of_shardio(type(transform)):
+        return not batch.casts
+    return not is_recorded(transform)
 
-    If the last transform has views, the images and each mask are tuples with a tensor per view.
+
+def is_recorded(transform: Transform) -> bool:
+    """Returns whether all that a transform does is recorded, except for casts. False for classes that are not
+    shardio's."""
+    if not is_of_shardio(type(transform)):
+        return False
+    return all(map(is_recorded, transform._inner)) if isinstance(transform, Container) else transform.records
+
+
+def runs_anywhere(transform: Transform) -> bool:
+    """Returns whether a transform takes images on any device. False for classes that are not shardio's."""
+    if not is_of_shardio(type(transform)):
+        return False
+    return all(map(runs_anywhere, transform._inner)) if isinstance(transform, Container) else transform.on_any_device
+
+
+def results_of(done: Sequence[Batch], has_views: bool) -> tuple[Images, torch.Tensor | None, Arrays | None]:
+    """Returns the images of finished batches, the labels or None, and the masks by name or None.
+
+    If `has_views`, the images and each mask are tuples with a tensor per batch.
     """
-    done = [each.finished() for each in branches_of(pieces, batch)]
     several = [each.masks.by_name for each in done if each.masks is not None]
     images, labels = tuple(each.images for each in done), done[0].labels
-    if pieces and pieces[-1][0].has_views:
-        return (
-            images,
-            labels,
-            {name: tuple(arrays[name] for arrays in several) for name in several[0]} if several else None,
-        )
-    return images[0], labels, {**several[0]} if several else None
+    if not has_views:
+        return images[0], labels, {**several[0]} if several else None
+    return images, labels, {name: tuple(each[name] for each in several) for name in several[0]} if several else None
 
 
 class Container(Transform):
@@ -298,6 +332,11 @@ def _for_each(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
     return None if value is None else function(value)
 
 
+def on_device(value: Any, device: torch.device) -> Any:
+    """Returns `value`, a tensor, None, or a tuple or mapping of these, with every tensor on `device`."""
+    return _for_each(lambda tensor: tensor.to(device), value)
+
+
 def _on_the_host(values: ArrayLike | torch.Tensor) -> ArrayLike:
     return values.cpu() if isinstance(values, torch.Tensor) else values
 
@@ -334,8 +373,12 @@ def _at_once(transform: Transform, batch: Batch, views: range, purpose: str) -> 
     count, several = len(batch), len(views)
     draws = replace(batch.draws[np.tile(np.arange(count), several)], view=np.repeat(views, count))
     together = replace(batch, draws=draws, sizes=np.tile(batch.sizes, (several, 1)), labels=None)
-    done = transform.apply(together, purpose).finished()
-    return [replace(done, images=images, sizes=done.sizes[:count]) for images in done.images.chunk(several)]
+    (made,) = branches_of([(transform, purpose)], together)
+    done, shared = made.closed(), len(batch.stages)
+    return [
+        replace(done.part(slice(i * count, (i + 1) * count), shared), draws=replace(batch.draws, view=view))
+        for i, view in enumerate(views)
+    ]
 
 
 @dataclass(frozen=True, repr=False)
@@ -367,7 +410,7 @@ class Views(Container):
                 continue
             for view in views:
                 own = replace(draws, view=view)
-                made += transform.branches(replace(batch, draws=own, labels=None), purpose)
+                made += branches_of([(transform, purpose)], replace(batch, draws=own, labels=None))
         return [replace(each, labels=batch.labels) for each in made]
 
     def apply(self, batch: Batch, purpose: str) -> Batch:

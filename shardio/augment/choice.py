@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.augment.arguments import Probability, check_number
-from shardio.augment.batch import Batch
+from shardio.augment.batch import Batch, check_no_masks, sizes_of
 from shardio.augment.boxes import MOST_DRAWS, Boxes
 from shardio.augment.chain import Compose, Container, Transform
 from shardio.augment.masks import Masks
 from shardio.augment.resample import to_device
+from shardio.augment.stage import Choice
 from shardio.augment.steps import merged
 
 Numbers = NDArray[np.int64]
@@ -29,7 +30,7 @@ def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
     """
     first = alternatives[0]
     if not all(_are_alike(base, first, other) for other in alternatives):
-        return _computed(alternatives, numbers)
+        return _computed(base, alternatives, numbers)
     picked = numbers, np.arange(len(base))
     before = len(base.steps)
     changed = replace(
@@ -55,7 +56,7 @@ def _are_alike(base: Batch, first: Batch, other: Batch) -> bool:
     return noted and other.labels is base.labels and same
 
 
-def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
+def _computed(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
     # Some may have undone that images were squashed, as what looks at neighbors does.
     done = [other.unsquashed().finished() for other in alternatives]
     images, labels = done[0].images, done[0].labels
@@ -67,16 +68,21 @@ def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
                 f"RandomApply, RandomChoice and RandomOrder can choose among images of one size and dtype only; "
                 f"found {found}"
             )
+        if base.is_planned:
+            continue
         mine = to_device(torch.from_numpy(numbers == number), images.device)
         images = torch.where(mine[:, None, None, None], other.images, images)
         if labels is not None and other.labels is not None and other.labels is not labels:
             if other.labels.shape != labels.shape:
                 raise ValueError("RandomChoice: all transforms must mix labels, or none of them; found both kinds")
             labels = torch.where(mine[:, None] if labels.ndim == 2 else mine, other.labels, labels)
+    if base.is_planned:
+        channels, height, width = base.images.shape[1:]
+        stages = tuple(other.stages[len(base.stages) :] for other in done)
+        choice = Choice((height, width, channels), (images.shape[2], images.shape[3]), numbers, stages)
+        return base.after(choice, sizes_of(images))
     chosen = replace(done[0], images=images, labels=labels)
-    if not masks:
-        return chosen
-    return replace(chosen, masks=Masks.chosen(masks, to_device(torch.from_numpy(numbers), images.device)))
+    return replace(chosen, masks=Masks.chosen(masks, numbers)) if masks else chosen
 
 
 def _mixes_batches(transform: Transform) -> bool:
@@ -123,7 +129,7 @@ class RandomChoice(Container):
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if self.mixes:
-            batch.check_no_masks()
+            check_no_masks(batch.masks.by_name if batch.masks else ())
         shares = np.cumsum([1.0] * len(self.transforms) if self.p is None else self.p)
         is_one_choice = any(map(_mixes_batches, self.transforms))
         draws = batch.draws.of_the_batch() if is_one_choice else batch.draws

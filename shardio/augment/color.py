@@ -30,7 +30,7 @@ class ColorJitter(Transform):
     contrast: Range = 0.0
     saturation: Range = 0.0
     hue: Range = 0.0
-    keeps_places = True
+    records = True
 
     OPS: ClassVar = {
         "brightness": (Op.BRIGHTNESS, 1.0, 0.0, float("inf")),
@@ -69,7 +69,7 @@ class ColorJitter(Transform):
 class _Sometimes(Transform):
     """Applies the operation `op` to each image with probability `p`. `values` names the arguments that `op` gets."""
 
-    keeps_places = True
+    records = True
     op: ClassVar[Op]
     values: ClassVar[tuple[str, ...]] = ()
     p: Probability
@@ -164,7 +164,7 @@ class GaussianBlur(Transform):
 
     kernel_size: Annotated[int | tuple[int, int], _check_kernel_size]
     sigma: Annotated[Range, _check_sigma] = (0.1, 2.0)
-    keeps_places = True
+    records = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         width, height = as_pair(self.kernel_size)

@@ -59,7 +59,7 @@ class RandomErasing(Transform):
     ratio: PositiveRange = (0.3, 3.3)
     value: float | Sequence[float] | str = 0.0
     count: Annotated[int | tuple[int, int], _check_count] = 1
-    keeps_places = True
+    on_any_device = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

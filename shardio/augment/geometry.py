@@ -66,7 +66,7 @@ class VerticalFlip(Transform):
     """Flips top and bottom, with probability `p`."""
 
     p: Probability = 0.5
-    keeps_places = True
+    records = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         return batch.stepped(Op.FLIP, where=batch.draws.uniform(purpose, 1)[0] < self.p)
@@ -75,7 +75,7 @@ class VerticalFlip(Transform):
 class _Warp(Transform):
     """The base class of RandomAffine, RandomRotation and RandomPerspective."""
 
-    keeps_places = True
+    records = True
     interpolation: Reading
     fill: Fill
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,10 +18,8 @@ from torch import Tensor
 
 from shardio.augment.arguments import check_type
 from shardio.augment.boxes import Boxes, MaskPlaces, nearest_places, outside_places
-from shardio.augment.pixels import run_steps
-from shardio.augment.resample import to_device
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Step, Steps
-from shardio.kernels.pixels import in_slices
+from shardio.kernels.pixels import in_slices, run_steps
 
 MaskFill = float | Mapping[str, float]
 """The value of masks outside of the image: a number, or a mapping of mask names to numbers."""
@@ -106,13 +105,14 @@ class Masks:
         return replace(self, size=size, by_name=by_name)
 
     @staticmethod
-    def chosen(alternatives: Sequence[Masks], numbers: Tensor) -> Masks:
+    def chosen(alternatives: Sequence[Masks], numbers: NDArray[np.int64]) -> Masks:
         """Returns masks that take the masks of image i from `alternatives[numbers[i]]`. `numbers` is int64 (B,)."""
         first = alternatives[0]
         by_name = dict(first.by_name)
         for number, other in enumerate(alternatives[1:], start=1):
             for name, mask in other.by_name.items():
-                chosen, bits = (numbers == number).view(-1, *[1] * (mask.ndim - 1)), _BYTES[mask.element_size()]
+                bits = _BYTES[mask.element_size()]
+                chosen = torch.from_numpy(numbers == number).view(-1, *[1] * (mask.ndim - 1))
                 by_name[name] = torch.where(chosen, mask.view(bits), by_name[name].view(bits)).view(mask.dtype)
         return replace(first, by_name=by_name)
 
@@ -121,16 +121,6 @@ def taken(mask: Tensor, rows: MaskPlaces, columns: MaskPlaces, fill: Tensor) -> 
     """Returns `rows` and `columns` of each image's mask, with `fill`, (1,), where a row or a column is -1."""
     count, has_outside = len(mask), min(rows.min(initial=0), columns.min(initial=0)) < 0
     rows, columns = (np.broadcast_to(places, (count, places.shape[1])) for places in (rows, columns))
-    if mask.device.type != "cpu":
-        down, across = (to_device(torch.from_numpy(np.array(places)), mask.device).long() for places in (rows, columns))
-        down, across = down[:, :, None], across[:, None, :]
-        numbers = torch.arange(count, device=mask.device)[:, None, None]
-        taken = mask[numbers, down.clamp(min=0), across.clamp(min=0)]
-        if not has_outside:
-            return taken
-        outside = ((down < 0) | (across < 0)).view(*taken.shape[:3], *[1] * (mask.ndim - 3))
-        return torch.where(outside, to_device(fill, mask.device), taken)
-    # On the CPU, NumPy takes a third of the time.
     pixels, level = mask.numpy(), fill.numpy()
     out = np.empty((count, rows.shape[1], columns.shape[1], *pixels.shape[3:]), pixels.dtype)
 
@@ -147,16 +137,21 @@ def taken(mask: Tensor, rows: MaskPlaces, columns: MaskPlaces, fill: Tensor) -> 
 
 def _stepped(mask: Tensor, steps: Steps, fill: Tensor) -> Tensor:
     """Returns a mask after steps, with `fill`, (1,), outside of the image. May change `mask` in place."""
-    picture = (mask if mask.ndim == 4 else mask[..., None]).contiguous().view(torch.uint8)
+    picture = (mask if mask.ndim == 4 else mask[..., None]).contiguous().view(torch.uint8).numpy()
     levels = fill.view(torch.uint8).tolist() * (picture.shape[3] // fill.element_size())
-    parts = []
+    codes, values = np.stack([step.codes for step in steps]), np.stack([step.values for step in steps])
     for first in range(0, picture.shape[3], _CHANNELS):
-        some = slice(first, first + _CHANNELS)
-        color = np.tile(np.array(levels[some], np.float64), (len(mask), 1))
-        filled = [replace(step, values=np.concatenate([step.values, color], axis=1)) for step in steps]
-        parts.append(run_steps(picture[..., some].permute(0, 3, 1, 2), tuple(filled)).permute(0, 2, 3, 1))
-    changed = parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
-    return changed.contiguous().view(mask.dtype).view(mask.shape)
+        channels = slice(first, first + _CHANNELS)
+        color = np.broadcast_to(np.array(levels[channels], np.float64), (*codes.shape, len(levels[channels])))
+        filled = np.concatenate([values, color], axis=2)
+        part = np.ascontiguousarray(picture[..., channels])
+        in_slices(len(part), partial(_run_some, part, codes, filled))
+        picture[..., channels] = part
+    return torch.from_numpy(picture).view(mask.dtype).view(mask.shape)
+
+
+def _run_some(pixels: NDArray[np.uint8], codes: NDArray[np.uint8], values: NDArray[np.float64], some: slice) -> None:
+    run_steps(pixels[some], codes[:, some], values[:, some])
 
 
 def _moving(step: Step) -> Step:

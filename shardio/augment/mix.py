@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shardio.augment.arguments import LATER, Probability, check_number, check_range, check_whole
-from shardio.augment.batch import Batch
+from shardio.augment.batch import Batch, check_no_masks
 from shardio.augment.chain import Transform
 from shardio.augment.erasing import are_inside
 from shardio.augment.resample import to_device
@@ -62,7 +62,7 @@ class _Mix(Transform):
     per_sample: bool = False
     partner: Partner = "roll"
     label_smoothing: Annotated[float, partial(check_number, low=0)] = 0.0
-    keeps_places = True
+    on_any_device = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +72,7 @@ class _Mix(Transform):
             raise ValueError(f"alpha must be above 0; found {self.alpha}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        batch.check_no_masks()
+        check_no_masks(batch.masks.by_name if batch.masks else ())
         targets = self._targets_of(batch.labels)
         batch = batch.finished()
         drawn = (batch.draws if self.per_sample else batch.draws.of_the_batch()).uniform(purpose, 6)

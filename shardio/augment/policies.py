@@ -106,7 +106,7 @@ class _Choice(NamedTuple):
 class _Policy(Transform):
     """Applies random operations of `names`, one after the other: the base class of all policies."""
 
-    keeps_places = True
+    records = True
     names: ClassVar[tuple[str, ...]]
     interpolation: str
     fill: Fill

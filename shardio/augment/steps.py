@@ -1,8 +1,7 @@
 """Steps: operations on the images of a batch after their resize. Steps keep the size of the images.
 
 A Step holds an operation for every image, so operations, their magnitudes and their order may differ between images.
-Steps are run by the kernel in C on the CPU, by Triton kernels on CUDA, and by operations of torch elsewhere (see
-`shardio.augment.pixels`). All give the same pixels within one gray level.
+Steps are run by the kernel in C, see `shardio.kernels.pixels`.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from shardio.augment.arguments import (
     numbers_of,
 )
 from shardio.augment.batch import Batch
-from shardio.augment.boxes import Boxes, Looks, outside_places, random_resized_boxes
+from shardio.augment.boxes import Boxes, Looks, random_resized_boxes
 from shardio.augment.chain import Transform
-from shardio.augment.resample import Interpolation, to_device
+from shardio.augment.resample import Interpolation
 
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 
@@ -62,6 +62,7 @@ class RandomResizedCrop(Transform):
     ratio: PositiveRange = (3 / 4, 4 / 3)
     interpolation: Interpolation = "bilinear"
     antialias: bool = True
+    records = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if batch.resized:  # the box is a part of the resized image
@@ -79,6 +80,7 @@ class Resize(Transform):
     size: Size
     interpolation: Interpolation = "bilinear"
     antialias: bool = True
+    records = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if isinstance(self.size, int):
@@ -102,33 +104,21 @@ class Pad(Transform):
     padding: Padding
     fill: Fill = 0
     padding_mode: PaddingMode = "constant"
+    records = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         left, above, right, below = _sides_of("padding", self.padding)
         batch.check_uint8()
         batch = batch.unsquashed().finished()
-        images, masks, mode = batch.images, batch.masks, self.padding_mode
-        (height, width), channels = batch.size, images.shape[1]
-        size = (height + above + below, width + left + right)
+        height, width = batch.size
+        if self.padding_mode == "reflect" and (max(above, below) >= height or max(left, right) >= width):
+            raise ValueError(
+                f'padding with padding_mode="reflect" must be less than the image\'s (height, width) {batch.size}; '
+                f"found {self.padding!r}"
+            )
         firsts = np.tile([-above, -left], (len(batch), 1))
-        if mode == "constant":
-            fill = to_device(torch.tensor(fill_of(self.fill or 0, channels), dtype=images.dtype), images.device)
-            shape = (len(batch), channels, *size)
-            padded = fill[:, None, None].expand(shape).clone(memory_format=torch.channels_last)
-            padded[:, :, above : above + height, left : left + width] = images
-        else:
-            if mode == "reflect" and (max(above, below) >= height or max(left, right) >= width):
-                raise ValueError(
-                    f'padding with padding_mode="reflect" must be less than the image\'s (height, width) {batch.size}; '
-                    f"found {self.padding!r}"
-                )
-            padded = images
-            for axis in range(2):
-                (places,) = outside_places(firsts[:1, axis], batch.sizes[:1, axis], size[axis], mode)
-                padded = padded.index_select(2 + axis, to_device(torch.from_numpy(places), images.device))
-        if masks is not None:
-            masks = masks.placed(batch.region, batch.is_mirrored, batch.sizes, size, firsts, mode)
-        return batch.holding(padded, masks)
+        fill = fill_of(self.fill or 0, batch.images.shape[1])
+        return batch.placed((height + above + below, width + left + right), firsts, self.padding_mode, fill)
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,6 +136,7 @@ class RandomCrop(Transform):
     padding_mode: PaddingMode = "constant"
     step: Annotated[int, partial(check_whole, low=1)] | None = field(default=None, metadata=LATER)
     pad_if_needed: bool | None = field(default=None, metadata=LATER)
+    records = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if self.padding is not None:
@@ -166,6 +157,7 @@ class CenterCrop(Transform):
     size: Size
     padding_mode: Literal[PaddingMode, None] = field(default=None, metadata=LATER)
     fill: Fill = field(default=None, metadata=LATER)
+    records = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         border = None if self.padding_mode is None else (self.padding_mode, self.fill)
@@ -212,7 +204,7 @@ class HorizontalFlip(Transform):
     """Flips each image left and right, with probability `p`."""
 
     p: Probability = 0.5
-    keeps_places = True
+    records = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         return batch.mirrored(batch.draws.uniform(purpose, 1)[0] < self.p)
@@ -228,7 +220,7 @@ class AlternatingFlip(Transform):
     Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024.
     """
 
-    keeps_places = True
+    records = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         draws = batch.draws
@@ -252,7 +244,8 @@ class Normalize(Transform):
 
     mean: str | float | Sequence[float] = "imagenet"
     std: float | Sequence[float] | None = None
-    keeps_places = True
+    casts = True
+    on_any_device = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -294,7 +287,8 @@ class ToDtype(Transform):
 
     dtype: torch.dtype
     scale: bool = False
-    keeps_places = True
+    casts = True
+    on_any_device = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

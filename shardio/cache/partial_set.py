@@ -295,10 +295,8 @@ class PartialReader(Reader):
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
         self._reader.copy(name, indices, out, lines)
 
-    def copy_windows(
-        self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8], places: Places = None
-    ) -> None:
-        self._reader.copy_windows(indices, windows, out, places)
+    def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
+        self._reader.copy_windows(indices, windows, out)
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         return self._shards.copy_column(name, indices)

@@ -1,7 +1,7 @@
 """Which kernels in C this installation has, and the cost of a missing kernel.
 
 Kernels are built at installation if there is a C compiler. Without the kernels, numpy copies, Python reads files and
-torch does the rest, with the same results.
+torch resizes in a conversion, with the same results; transforms raise ImportError.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ AVX-512 is hardly faster, as memory is the limit, and lowers the clock of older 
 """
 
 _COSTS = (
-    (_resample, "augmentation on the CPU is 17 to 26 times slower, and a conversion takes a fifth longer"),
-    (_pixels, "color and geometry on the CPU are at least 10 times slower"),
+    (_resample, "transforms do not work, and a conversion takes a fifth longer"),
+    (_pixels, "transforms of color and geometry do not work"),
     (_rowcopy, "a page of a mapped file that storage fails to deliver kills the process by SIGBUS, without an error"),
     (_rowread, "reading by pread or past the page cache waits for the GIL after each sample"),
 )
@@ -54,7 +54,7 @@ def kernels_in_use() -> dict[str, str]:
         "copy": DEFAULT_KERNEL,
         "read": "C" if _rowread else "Python",
         "resample": _resample.FORMS[0] if _resample else "torch",
-        "pixels": "C" if _pixels else "torch",
+        "pixels": "C" if _pixels else "none",
     }
 
 

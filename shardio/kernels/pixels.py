@@ -1,7 +1,4 @@
-"""Runs color and geometry steps on a batch by _pixels.c, in at most torch.get_num_threads() threads.
-
-The results equal those of the torch operations in shardio.augment.pixels.
-"""
+"""Runs color and geometry steps on images by _pixels.c, and divides work on a batch among threads."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.kernels.built import _pixels as _native
+from shardio.kernels.built import missing_kernels
 
-AVAILABLE = _native is not None
 # Fewer images are not worth the start of a thread.
 _MIN_IMAGES = 4
 
@@ -50,15 +47,12 @@ def in_slices(count: int, work: Callable[[slice], None]) -> None:
 
 
 def run_steps(pixels: NDArray[np.uint8], codes: NDArray[np.uint8], values: NDArray[np.float64]) -> None:
-    """Runs S steps on the B images `pixels`, uint8 (B, H, W, C), in place.
+    """Runs S steps on the B images `pixels`, uint8 (B, H, W, C), C-contiguous, in place, in the calling thread.
 
     Step s does the operation codes[s, b] to image b, with the numbers values[s, b]: uint8 (S, B) and float64 (S, B, n).
-    Raises ValueError if the values of an operation are invalid. Then the images in the slice whose thread found the
-    error are unchanged, and other images may have changed.
+    Raises ValueError if the values of an operation are invalid; then the images are unchanged. Raises ImportError if
+    the kernel was not built.
     """
-    shape = pixels.shape[1:]
-
-    def work(some: slice) -> None:
-        _native.run(pixels[some], np.ascontiguousarray(codes[:, some]), np.ascontiguousarray(values[:, some]), *shape)
-
-    in_slices(len(pixels), work)
+    if _native is None:
+        raise ImportError(missing_kernels())
+    _native.run(pixels, np.ascontiguousarray(codes), np.ascontiguousarray(values), *pixels.shape[1:])

@@ -1,6 +1,6 @@
 """Resamples boxes of images, mirrors, normalizes and casts them, by _resample.c in the calling thread.
 
-The results equal those of the torch operations in shardio.augment.resample and shardio.conversion.images.fit.
+The results equal those of the torch operations in shardio.conversion.images.fit.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.kernels.built import _resample as _native
+from shardio.kernels.built import missing_kernels
 from shardio.kernels.rowcopy import Places
 
 AVAILABLE = _native is not None
@@ -47,6 +48,8 @@ def resample_windows(
     - `lines`: the index in `out` of each result; None for one result after the other
     - `out`: uint8; with `affine`, (2, C), a factor and an offset per channel: float32, float16, or bfloat16 as uint16
     """
+    if _native is None:
+        raise ImportError(missing_kernels())
     _, height, width, channels = out.shape
     _native.resample(
         np.ascontiguousarray(pixels),

@@ -9,6 +9,7 @@ row that it cannot read, and returns the number of copied rows; with numpy, SIGB
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -37,8 +38,25 @@ class Windows:
         heights, widths = (np.full(len(tops), side, np.int64) for side in (height, width))
         return cls(tops, lefts, heights, widths)
 
+    @classmethod
+    def whole(cls, count: int, height: int, width: int) -> Windows:
+        """Returns windows that cover `count` whole images of `height` and `width` pixels."""
+        none = np.zeros(count, np.int64)
+        return cls.of_one_size(height, width, none, none)
+
+    @classmethod
+    def picked(cls, several: Sequence[Windows], numbers: NDArray[np.int64]) -> Windows:
+        """Returns Windows that take window i from `several[numbers[i]]`. `numbers` is int64 (B,)."""
+        sides = np.stack([each.sides for each in several])[numbers, np.arange(len(numbers))]
+        return cls(*sides.T)
+
     def __len__(self) -> int:
         return len(self.tops)
+
+    @property
+    def sides(self) -> NDArray[np.int64]:
+        """The top, left, height and width of each window, int64 (B, 4)."""
+        return np.stack([self.tops, self.lefts, self.heights, self.widths], axis=1)
 
     def __getitem__(self, some: slice | NDArray[np.int64]) -> Windows:
         """Returns the windows of the samples `some`: a slice, or an array of positions in this batch."""

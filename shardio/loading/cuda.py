@@ -6,14 +6,15 @@ import math
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from shardio.augment.cut import margin_of
 from shardio.format.layout import RowType, SampleShape
 from shardio.loading.prefetch import Copier, Tensors, torch_dtype
 from shardio.loading.ring import Slot
-from shardio.loading.transform import CUT_ROWS
 from shardio.system.pour import ALIGNMENT
 
 # A device copies one thing after the other: what the caller copies waits for a piece of a batch, and not for all of it.
@@ -26,19 +27,41 @@ class PinnedSlot(Slot):
 
     def __init__(self, images: torch.Tensor, numbers: torch.Tensor, more: Mapping[str, torch.Tensor]) -> None:
         """`numbers`, int64 (2, batch_size), has the labels and the indices, so one copy moves both."""
-        arrays = {name: tensor.numpy() for name, tensor in more.items()}
         labels, indices = numbers.numpy()
-        super().__init__(images.numpy(), labels, indices, arrays)
+        super().__init__(images.numpy(), labels, indices, {name: tensor.numpy() for name, tensor in more.items()})
         # The memory is torch's own: if the slot is dropped, torch keeps it until copies from it are done.
-        self.tensors = (images.view(-1), numbers, *more.values())
-        # Kernels that read windows also read what is around them.
-        self.margin = margin_of(images.shape[2], images.shape[3]) if CUT_ROWS.keys() <= more.keys() else 0
+        self._pixels = images.view(-1)
+        self._numbers = numbers
+        self._read_into = dict(more)
+        self._more = self._read_into
         self.begin = torch.cuda.Event(enable_timing=True)
         # A host that is ahead of its device waits for this one for most of each step. It sleeps, as spinning, the
         # default, takes a core that the gather threads may need.
         self.end = torch.cuda.Event(enable_timing=True, blocking=True)
         # Where the consumer's stream begins to wait for the copy.
         self.wanted = torch.cuda.Event(enable_timing=True)
+
+    def lay_out(self, *results: tuple[tuple[int, ...], Any]) -> None:
+        self._more = self._read_into
+        super().lay_out(*results)
+
+    def new_memory(self, nbytes: int) -> NDArray[np.uint8]:
+        self._pixels = _pinned((nbytes,), torch.uint8)
+        pixels: NDArray[np.uint8] = self._pixels.numpy()
+        return pixels
+
+    def put(self, name: str, array: NDArray[Any]) -> None:
+        tensor = _pinned(array.shape, torch_dtype(array.dtype.str))
+        tensor.numpy()[...] = array
+        self._more = {**self._more, name: tensor}
+        super().put(name, tensor.numpy())
+
+    def parts(self, size: int) -> list[torch.Tensor]:
+        """Returns what is copied of a batch of `size` samples: the pixels of all views, the numbers, and the arrays."""
+        nbytes, last = self.views[0][:size].nbytes, self.views[-1]
+        if len(self.views) > 1:
+            nbytes = last.ctypes.data - self.memory.ctypes.data + last.nbytes
+        return [self._pixels[:nbytes], self._numbers, *(self._more[name][:size] for name in self.more)]
 
 
 class CudaCopier:
@@ -81,23 +104,25 @@ class CudaTransfer:
     _begin: torch.cuda.Event
     _end: torch.cuda.Event
     _wanted: torch.cuda.Event
-    _shape: tuple[int, ...]
+    _memory: list[torch.Tensor]
+    _views: list[tuple[int, tuple[int, ...], torch.dtype]]
+    """Where each view begins in the pixels, in bytes, its shape and its dtype."""
+    _names: tuple[str, ...]
     _size: int
 
     def __init__(self, slot: PinnedSlot, device: torch.device, copy_stream: torch.cuda.Stream) -> None:
         self.seconds = self.stall_seconds = 0.0
         self._done = self._is_awaited = False
         self._copy_stream = copy_stream
-        self._owner = torch.cuda.current_stream(device)
-        self._names = tuple(slot.more)
+        self._device = device
+        self._reserve(slot.parts(len(slot.labels)))
+
+    def _reserve(self, pinned: list[torch.Tensor]) -> None:
+        self._owner = torch.cuda.current_stream(self._device)
         # Memory that is allocated in inference mode could be copied into in that mode only, and the next batch may be
         # asked for outside of it.
         with torch.inference_mode(False):
-            pixels, *others = slot.tensors
-            self._memory = [
-                torch.empty((len(pixels) + 2 * slot.margin,), dtype=pixels.dtype, device=device),
-                *(torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for tensor in others),
-            ]
+            self._memory = [torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device) for tensor in pinned]
         # When it is done, so is everything that used this memory before. It comes after the allocation, which may
         # itself fill the memory (torch.use_deterministic_algorithms).
         self._free = self._owner.record_event()
@@ -105,12 +130,16 @@ class CudaTransfer:
     def start(self, slot: Slot, size: int) -> None:
         assert isinstance(slot, PinnedSlot)
         self._begin, self._end, self._wanted = slot.begin, slot.end, slot.wanted
-        pixels = slot.images if slot.images.ndim == 1 else slot.images[:size]  # windows, or whole pictures
-        nbytes, self._shape = pixels.nbytes, pixels.shape
-        images, numbers, *more = self._memory
-        self._memory = [images[slot.margin :][:nbytes], numbers, *(memory[:size] for memory in more)]
-        pinned = [slot.tensors[0][:nbytes], slot.tensors[1], *(tensor[:size] for tensor in slot.tensors[2:])]
-        self._size = size
+        pinned = slot.parts(size)
+        is_alike = len(pinned) == len(self._memory) and all(map(_fits, pinned, self._memory))
+        if not is_alike:  # the transform was changed
+            self._reserve(pinned)
+        self._memory = [memory[: len(tensor)] for memory, tensor in zip(self._memory, pinned, strict=True)]
+        self._views = [
+            (view.ctypes.data - slot.memory.ctypes.data, (size, *view.shape[1:]), torch_dtype(view.dtype.str))
+            for view in slot.views
+        ]
+        self._names, self._size = tuple(slot.more), size
         self._copy_stream.wait_event(self._free)
         try:
             with torch.cuda.stream(self._copy_stream):
@@ -139,10 +168,14 @@ class CudaTransfer:
             self.done()
 
     def hand_over(self) -> Tensors:
-        images, numbers, *more = self._memory
-        images = images.view(self._shape)
+        pixels, numbers, *more = self._memory
+        with torch.inference_mode(False):  # the caller may use them outside of it
+            images = [
+                pixels[place : place + math.prod(shape) * dtype.itemsize].view(dtype).view(shape).permute(0, 3, 1, 2)
+                for place, shape, dtype in self._views
+            ]
         labels, indices = numbers[0][: self._size], numbers[1][: self._size]
-        consumer = torch.cuda.current_stream(images.device)
+        consumer = torch.cuda.current_stream(pixels.device)
         if not self._done:  # else the event may be that of another batch by now
             self._wanted.record(consumer)
             self._is_awaited = True
@@ -153,9 +186,13 @@ class CudaTransfer:
             for memory in self._memory:
                 memory.record_stream(consumer)
         named = dict(zip(self._names, more, strict=True))
-        tensors = Tensors(images if len(self._shape) == 1 else images.permute(0, 3, 1, 2), labels, indices, named)
+        tensors = Tensors(tuple(images) if len(images) > 1 else images[0], labels, indices, named)
         self._memory = []  # the caller's alone now, so that it returns when the caller drops it
         return tensors
+
+
+def _fits(tensor: torch.Tensor, memory: torch.Tensor) -> bool:
+    return (tensor.dtype, tensor.shape[1:]) == (memory.dtype, memory.shape[1:]) and len(tensor) <= len(memory)
 
 
 def _copy(memory: torch.Tensor, pinned: torch.Tensor) -> None:

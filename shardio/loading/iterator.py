@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.augment.boxes import Draws, Looks
-from shardio.augment.cut import Cut
+from shardio.augment.plan import Plan
 from shardio.loading.gather import Pending, head_start_seconds
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
@@ -32,12 +32,11 @@ from shardio.system.eager import eager
 
 
 class _Due(NamedTuple):
-    """A batch to come: the request for a reader, its samples' random numbers, and the Cut if only regions of its images
-    are read."""
+    """A batch to come: the request for a reader, its samples' random numbers, and what a transform of shardio makes."""
 
     request: Request
     draws: Draws
-    cut: Cut | None
+    plan: Plan | None
 
 
 class Flow:
@@ -104,6 +103,7 @@ class Flow:
 
     def _start_copy(self, device: DevicePrefetch) -> None:
         slot, due = self._gathered()
+        self._pipeline.transform.on_host(slot, len(due.request), due.plan)
         self._started.append(due)
         device.start(slot, len(due.request))
 
@@ -126,7 +126,7 @@ class Flow:
             # The first is begun at once, and so is one while that before it is not ready.
             is_ahead = self._pending[-1][1].done() if self._pending else bool(self._started)
             due = self._coming.popleft()
-            pending = self._pipeline.submit(due.request, due.cut, head_start if is_ahead else 0.0)
+            pending = self._pipeline.submit(due.request, due.plan, head_start if is_ahead else 0.0)
             self._pending.append((due, pending))
         if self._announces:
             self._draw(self._pipeline.read_ahead)
@@ -140,14 +140,14 @@ class Flow:
                 return
             draws = _draws(self.sampler, self._pipeline.options.seed, self.epoch, step, indices)
             try:
-                cut = self._pipeline.transform.cut(indices, draws)
-                request = self._pipeline.request(indices, cut)
+                plan = self._pipeline.plan(indices, draws)
+                request = self._pipeline.request(indices, plan)
             except Exception as error:  # it is raised when the batch is due; its frames would refer to this object
                 self._error = error.with_traceback(None)
                 return
             if self._announces:
                 self._pipeline.announce(request, self._given_up)
-            self._coming.append(_Due(request, draws, cut))
+            self._coming.append(_Due(request, draws, plan))
 
 
 class LoaderIterator(Iterator[tuple[Any, ...]]):
@@ -236,7 +236,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         pipeline, position, place, sampler = self._pipeline, self._position, self._place, flow.sampler
         tensors, due = flow.take()
         start = time.perf_counter()
-        images, labels, more = pipeline.transform(tensors, due.request.indices, due.draws, due.cut)
+        images, labels, more = pipeline.transform(tensors, due.request.indices, due.draws, due.plan)
         pipeline.meter.counts.transform_seconds += time.perf_counter() - start
         batch = (
             *((images,) if pipeline.parts.image_shape else ()),
@@ -244,7 +244,8 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
             *((tensors.indices,) if pipeline.options.return_indices else ()),
             *((more,) if more else ()),
         )
-        nbytes = tensors.images.nbytes + sum(tensor.nbytes for tensor in tensors.more.values())
+        views = tensors.images if isinstance(tensors.images, tuple) else (tensors.images,)
+        nbytes = sum(tensor.nbytes for tensor in (*views, *tensors.more.values()))
         pipeline.meter.received(len(tensors.labels), nbytes)
         padded = sampler.num_padded(sampler.num_batches - self._remaining)
         consumed = min(place.consumed + sampler.global_batch_size, sampler.num_samples)

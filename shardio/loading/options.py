@@ -103,9 +103,13 @@ def refuse_options(names: Iterable[str]) -> NoReturn:
 
 
 def check_function(transform: object) -> None:
-    """Raises TypeError if `transform` is neither callable nor None, or the class of a transform."""
+    """Raises TypeError if `transform` is neither callable nor None, a class, or a Transform with its own `__call__`."""
     if isinstance(transform, type) and issubclass(transform, Transform):
         raise TypeError(f"transform must not be a class; found {transform.__name__}: use {transform.__name__}(...)")
+    if isinstance(transform, Transform) and type(transform).__call__ is not Transform.__call__:
+        raise TypeError(
+            f"transform: {type(transform).__name__} must override apply(), which loaders call, not __call__()"
+        )
     if transform is not None and not callable(transform):
         raise TypeError(
             f"transform must be from shardio.augment, or a function of a batch of images; found {transform!r}"

@@ -7,6 +7,7 @@ batches.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.augment.cut import Cut
+from shardio.augment.boxes import Draws
+from shardio.augment.plan import Plan
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, MAX_SMALL_NBYTES
 from shardio.kernels.built import kernels_in_use
 from shardio.loading.cuda import make_copier
@@ -25,7 +27,7 @@ from shardio.loading.options import Function, Options, find_parts
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors, traced
 from shardio.loading.report import Counts, LoaderFacts, LoaderReport, Meter, ReportThread, Snapshot
 from shardio.loading.ring import Ring, Slot, new_slot
-from shardio.loading.transform import CUT_ROWS, TransformStep
+from shardio.loading.transform import TransformStep
 from shardio.loading.world import min_local_ranks
 from shardio.reading.choose import SplitSource, read_ahead_batches
 from shardio.reading.mixed import AnySet, MixedReader, MixedSet, MixedSource
@@ -35,8 +37,8 @@ from shardio.system.threads import close_at_exit
 
 # Beyond this the memory bus is the limit on most machines, and other ranks of the node need cores too.
 _MOST_THREADS = 4
-# Gather threads that resample, too. Where torch has more for a transform, they are quicker than these would be.
-_MOST_CUTTING_THREADS = 16
+# Gather threads that make pixels, too: each of them takes a core.
+_MOST_MAKING_THREADS = 16
 
 
 class Pipeline:
@@ -66,39 +68,26 @@ class Pipeline:
         """{"thread": identifier of the thread that is requesting a batch}; {} if no thread is."""
         self.parts = parts = find_parts(shards, options.arrays, options.images)
         self._copier = copier = make_copier(options.device)
+        self._make_step = partial(TransformStep, options=options, parts=parts, shards=shards, indices=indices)
+        self.transform = self._make_step(options.transform)
+        results = self.transform.results
         # Enough slots for all batches under way at a time, so that a steady loop makes no new one.
         under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
-        batch_nbytes = options.batch_size * parts.nbytes
-        reserved = min_local_ranks(options.world) * under_way * batch_nbytes
+        made_nbytes = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in results)
+        batch_nbytes = made_nbytes + options.batch_size * sum(row.nbytes for row in parts.rows.values())
+        local_ranks = min_local_ranks(options.world)
         self._source = source
         self._shards = shards
-        self._reader = self._make_reader(len(shards) if indices is None else len(np.unique(indices)), reserved)
-        threads = torch.get_num_threads()
-        # A reader of whole lines waits for storage. Meanwhile, torch's threads compute; for CUDA, the device does.
-        lines = self._reader.whole_lines
-        self._resamples = copier is None and not lines
-        # Windows pay where storage is the limit. From memory, pictures go to a GPU whole: its bus is fast enough.
-        # On the CPU, the threads that gather take the place of torch's, which a transform uses, if they are as many.
-        enough = threads <= (options.num_threads or _MOST_CUTTING_THREADS)
-        windows_pay = lines > 0 or (copier is None and enough)
-        self._make_step = partial(
-            TransformStep, whole_lines=lines, options=options, parts=parts, shards=shards, indices=indices
-        )
-        # The checksum is of the whole sample. Arrays are small, and read whole, too.
-        self._may_read_regions = options.check == "off" and windows_pay and parts.image_shape is not None
-        self.set_transform(options.transform)
+        num_samples = len(shards) if indices is None else len(np.unique(indices))
+        self._reader = self._make_reader(num_samples, local_ranks * under_way * batch_nbytes)
         make = copier.new_slot if copier else new_slot
-        rows = parts.rows
-        if copier is not None:
-            # Slots have room for what the kernel is told, or not.
-            self._may_read_regions = self.reads_regions
-            rows |= CUT_ROWS if self.reads_regions else {}
-        self._ring = Ring(under_way, lambda: make(options.batch_size, parts.stored_shape, rows))
+        shape = (0, 0, 0) if self.transform.makes_pixels else parts.stored_shape
+        self._ring = Ring(under_way, lambda: make(options.batch_size, shape, parts.rows))
         self.read_ahead = read_ahead_batches(batch_nbytes, memory_left())
         """The number of batches to announce to the reader in addition to the batches under way."""
-        default = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
-        if self.reads_regions and self._resamples:
-            default = max(default, threads)
+        most = _MOST_MAKING_THREADS if self.transform.makes_pixels else _MOST_THREADS
+        shared = usable_cores() // local_ranks if self.transform.makes_pixels else usable_cores()
+        default = max(1, min(most, shared), self._reader.num_threads)
         self.num_threads = options.num_threads or default
         self.about = LoaderFacts(self.num_threads, usable_cores(), options.prefetch, options.world)
         close_at_exit(self)
@@ -147,13 +136,9 @@ class Pipeline:
         self._is_over = True
 
     def set_transform(self, function: Function | None) -> None:
-        """Sets the transform of iterators that begin from now on."""
-        self.transform = self._make_step(function, self._may_read_regions)
-
-    @property
-    def reads_regions(self) -> bool:
-        """Whether only the regions of images that the transform uses are read."""
-        return self.transform.two_parts is not None
+        """Sets the transform of iterators that begin from now on. Frees the slots of the transform before."""
+        self.transform = self._make_step(function)
+        self._ring.clear()
 
     def begin_epoch(self) -> bool:
         """Prepares the reader for an epoch. Returns whether batches should be announced to the reader."""
@@ -163,37 +148,34 @@ class Pipeline:
         """Returns a new queue that copies the batches of one epoch to the device; None if batches stay on the CPU."""
         return DevicePrefetch(self._copier, self._ring, self.meter.counts) if self._copier else None
 
-    def request(self, indices: NDArray[np.int64], cut: Cut | None) -> Request:
-        """Returns the request to read a batch; with `cut`, only the windows of `cut`. Raises the errors of `cut`, for
-        example if its results would have several sizes."""
+    def plan(self, indices: NDArray[np.int64], draws: Draws) -> Plan | None:
+        """Returns what a transform of shardio makes of a batch: see `TransformStep.plan`."""
+        return self.transform.plan(indices, draws, self._reader.whole_lines)
+
+    def request(self, indices: NDArray[np.int64], plan: Plan | None) -> Request:
+        """Returns the request to read a batch; with `plan`, what it needs of each image."""
         parts = self.parts
         has_images, has_label = parts.image_shape is not None, parts.label_row == LABEL_ROW
         request = Request(indices, has_images, has_label, tuple(parts.arrays))
         if isinstance(self._shards, MixedSet):
             sources = self._shards.sources_of(indices)
             request = replace(request, order=np.argsort(sources, kind="stable"))
-        if cut is None:
+        if plan is None or not self.transform.makes_pixels:
             return request
-        resample = cut.resample if self._resamples else None
-        return replace(request, windows=cut.windows, ends=cut.ends, resample=resample)
+        return replace(request, windows=plan.windows, ends=plan.ends, make=plan.make)
 
     def announce(self, request: Request, given_up: list[None]) -> None:
         """Announces a batch that will be submitted soon to the reader: see `GatherThreads.announce`."""
         self._threads.announce(self._reader, request, given_up)
         self.meter.counts.read_ahead_batches += 1
 
-    def submit(self, request: Request, cut: Cut | None, head_start_seconds: float) -> Pending:
+    def submit(self, request: Request, plan: Plan | None, head_start_seconds: float) -> Pending:
         """Starts to gather a batch into a slot. Returns the pending batch. See `GatherThreads.submit`."""
         slot = self._ring.acquire()
-        if cut is None:
-            if slot.images.shape[1:] != self.parts.stored_shape or slot.images.dtype != np.uint8:
-                slot.lay_out((self.options.batch_size, *self.parts.stored_shape))
-        elif request.resample is not None:
-            slot.lay_out((len(request), *cut.size, cut.num_channels), cut.dtype)
+        if plan is None or request.make is None:
+            slot.lay_out(((self.options.batch_size, *self.parts.stored_shape), np.uint8))
         else:
-            slot.lay_out((int(cut.ends[-1]),))
-            for name in CUT_ROWS.keys() & slot.more.keys():
-                slot.more[name][: len(request)] = getattr(cut, name[1:])
+            slot.lay_out(*plan.results)
         return self._threads.submit(self._reader, request, slot, head_start_seconds)
 
     def abandon(self, pending: Pending) -> None:
@@ -222,6 +204,7 @@ class Pipeline:
         """
         labels, indices = (torch.from_numpy(array[:size].copy()) for array in (slot.labels, slot.indices))
         images = self._ring.lend(slot, size)
+        views = [images, *(self._ring.lend_beside(images, view[:size]) for view in slot.views[1:])]
         more = {}
         for name, array in slot.more.items():
             some = array[:size]
@@ -229,20 +212,12 @@ class Pipeline:
             beside = some.copy() if is_small else self._ring.lend_beside(images, some)
             more[name] = torch.from_numpy(beside)
         # numpy's transpose is cheaper than torch's permute, which is an operation of torch.
-        pictures = torch.from_numpy(images if images.ndim == 1 else images.transpose(0, 3, 1, 2))
-        return Tensors(pictures, labels, indices, more)
+        pictures = tuple(torch.from_numpy(view.transpose(0, 3, 1, 2)) for view in views)
+        return Tensors(pictures if len(views) > 1 else pictures[0], labels, indices, more)
 
     def report(self) -> LoaderReport:
         """Returns the report on the time since the pipeline was made."""
         return LoaderReport.between(Snapshot(Counts()), self.meter.snapshot(), self.about)
-
-    def _kernels_on_device(self) -> dict[str, str | None]:
-        """Returns the names of the kernels on a CUDA device by kind of work; {} if the device is the CPU."""
-        if self.options.device.type == "cpu":
-            return {}
-        from shardio.augment.trusted import chosen_on  # Triton takes its time to import
-
-        return chosen_on(self.options.device)
 
     def stats(self) -> dict[str, Any]:
         """Returns the counters of `ShardLoader.stats`, except for the device."""
@@ -259,7 +234,7 @@ class Pipeline:
             "read_nbytes": read.nbytes,
             "read_retries": read.retries,
             "read_ahead_hits": read.found / read.looked_for if read.looked_for else None,
-            "roi": self.reads_regions,
-            "kernels": {**kernels_in_use(), **self._kernels_on_device()},
+            "roi": self.transform.makes_pixels,
+            "kernels": kernels_in_use(),
             **self._source.describe(),
         }

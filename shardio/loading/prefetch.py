@@ -36,10 +36,10 @@ _UNSEEN = nullcontext()
 
 
 class Tensors(NamedTuple):
-    """A batch: `images` (B, C, H, W) uint8 in channels_last memory, `labels` and sample `indices` (B,) int64, and
-    `more`, arrays by name, (B, ...)."""
+    """A batch: `images` (B, C, H, W) in channels_last memory, a tuple if there are several views; `labels` and sample
+    `indices` (B,) int64, and `more`, arrays by name, (B, ...)."""
 
-    images: torch.Tensor
+    images: torch.Tensor | tuple[torch.Tensor, ...]
     labels: torch.Tensor
     indices: torch.Tensor
     more: Mapping[str, torch.Tensor] = MappingProxyType({})

@@ -13,6 +13,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.format.layout import RowType, SampleShape
-from shardio.system.pour import aligned_empty
+from shardio.system.pour import ALIGNMENT, aligned_empty
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -28,9 +29,9 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class Slot:
     """The memory of one batch.
 
-    `images` is uint8 (batch_size, height, width, channels), unless `lay_out` changed it. `labels` and `indices` are
-    int64 (batch_size,). `more` has the other arrays of the batch by name, with batch_size rows each. Only one owner may
-    touch a slot at a time. The arrays keep their memory alive, pinned or not.
+    `views` are the images, arrays (batch_size, height, width, channels): one, or one for each view of a transform.
+    `labels` and `indices` are int64 (batch_size,). `more` has the other arrays of the batch by name, with batch_size
+    rows each. Only one owner may touch a slot at a time. The arrays keep their memory alive, pinned or not.
     """
 
     def __init__(
@@ -40,21 +41,41 @@ class Slot:
         indices: NDArray[np.int64],
         more: Mapping[str, NDArray[Any]] = _NOTHING,
     ) -> None:
-        self.images: NDArray[Any] = images
-        self._memory: NDArray[np.uint8] = images.reshape(-1)
+        self.views: tuple[NDArray[Any], ...] = (images,)
+        self.memory: NDArray[np.uint8] = images.reshape(-1)
         self.labels = labels
         self.indices = indices
         self.more = more
+        self._read = more
 
-    def lay_out(self, shape: tuple[int, ...], dtype: type[np.generic] = np.uint8) -> None:
-        """Makes `images` an array of this shape and dtype. Its contents are undefined.
+    @property
+    def images(self) -> NDArray[Any]:
+        """The first view."""
+        return self.views[0]
 
-        The array uses the same memory if the memory is large enough.
+    def lay_out(self, *results: tuple[tuple[int, ...], Any]) -> None:
+        """Makes `views` arrays of these shapes and dtypes, one after the other in memory. Their contents are undefined.
+
+        The arrays use the same memory if the memory is large enough.
         """
-        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-        if nbytes > len(self._memory):
-            self._memory = aligned_empty((nbytes,))
-        self.images = self._memory[:nbytes].view(dtype).reshape(shape)
+        self.more = self._read
+        sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in results]
+        places = [0, *accumulate(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in sizes)]
+        total = places[len(sizes) - 1] + sizes[-1]
+        if total > len(self.memory):
+            self.memory = self.new_memory(total)
+        self.views = tuple(
+            self.memory[place : place + nbytes].view(dtype).reshape(shape)
+            for place, nbytes, (shape, dtype) in zip(places, sizes, results, strict=False)
+        )
+
+    def put(self, name: str, array: NDArray[Any]) -> None:
+        """Replaces the array `name` by another, until `lay_out` is called for the next batch."""
+        self.more = {**self.more, name: array}
+
+    def new_memory(self, nbytes: int) -> NDArray[np.uint8]:
+        """Returns new memory for the views, uint8 (nbytes,), of the kind that the slot has."""
+        return aligned_empty((nbytes,))
 
 
 def new_slot(batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType] = _NOTHING) -> Slot:
@@ -110,11 +131,8 @@ class Ring:
         self._free.append(slot)
 
     def lend(self, slot: Slot, size: int) -> NDArray[Any]:
-        """Returns a view of the slot's first `size` images. The slot returns to the ring when the last view is freed.
-
-        If `slot.images` is one-dimensional (windows of several sizes, one after another), all of it is lent.
-        """
-        loan = _Loan(slot.images if slot.images.ndim == 1 else slot.images[:size])
+        """Returns the slot's first `size` images. The slot returns to the ring when the last view of them is freed."""
+        loan = _Loan(slot.images[:size])
         ticket = _Ticket(loan, self._free.append)
         ticket.slot = slot
         loan.ticket = ticket

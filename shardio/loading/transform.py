@@ -1,12 +1,14 @@
 """The `transform` of a loader: fixed for an epoch, and called with each of its batches.
 
 A transform of shardio.augment also gets the samples of the batch, and the sizes of the source images of a squashed
-split. If it begins with crops and resizes that can be split off, only the regions that these use are read: then each
-batch has a Cut.
+split. Each batch has a Plan of it: what the plan makes of single images, gather threads write into the slot. The rest
+is called here, with the whole batch: on the CPU; or for a GPU, on the host what needs it, and the end on the device.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -14,21 +16,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.augment.boxes import Draws, LoaderBatch
-from shardio.augment.chain import Transform
-from shardio.augment.cut import Cut, SplitTransform
+from shardio.augment.batch import Images, check_no_masks
+from shardio.augment.boxes import Draws, LoaderBatch, Looks
+from shardio.augment.chain import Transform, on_device
 from shardio.augment.per_sample import check_foreign, name_of
+from shardio.augment.plan import Plan, makes_pixels
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType
 from shardio.loading.options import Function, Options, Parts
 from shardio.loading.prefetch import Tensors, traced
+from shardio.loading.ring import Slot
 from shardio.reading.mixed import AnySet
-
-# What the kernel for CUDA is told of each picture, which comes with the batch: a copy of its own would wait for larger
-# ones. No array has such names.
-CUT_ROWS = {"/parameters": RowType("<f8", (9,)), "/places": RowType("<i8", (2,))}
-
-# Pictures on which the kernel for windows is compared.
-_NUM_DRAWN = 3
 
 
 class TransformStep:
@@ -37,8 +34,6 @@ class TransformStep:
     def __init__(
         self,
         function: Function | None,
-        may_read_regions: bool,
-        whole_lines: int,
         options: Options,
         parts: Parts,
         shards: AnySet,
@@ -46,82 +41,133 @@ class TransformStep:
     ) -> None:
         """Raises ValueError if `function` does not suit the split.
 
-        - `may_read_regions`: read only the regions that the first crops and resizes use, if they can be split off
-        - `whole_lines`: see `SplitTransform.cut`
-        - `indices`: the indices of the samples to read; None for all samples of the split
+        `indices` are the indices of the samples to read; None for all samples of the split.
         """
         self.function = function
-        self._whole_lines = whole_lines
         self._options = options
         self._parts = parts
         if function is not None and parts.image_shape is None:
             raise ValueError(f"{shards.path}: batches have no images to transform: leave out transform=")
         self._shards = shards
+        self._on_cpu = options.device.type == "cpu"
         self._ours = ours = _ours(function)
         if ours is not None:
             _check_classes(ours, parts.label_row, shards, indices)
         elif function is not None:
             _check_function(function, parts.masks)
-        self.two_parts = self._two_parts_of(ours) if may_read_regions and ours is not None else None
-        """The transform in two parts, if only the regions that its first part uses are read; otherwise None."""
+        self.makes_pixels = ours is not None and makes_pixels(ours, self._on_cpu)
+        """Whether gather threads make pixels, from regions of the stored images."""
 
-    def _two_parts_of(self, transform: Transform) -> SplitTransform | None:
-        split, device = SplitTransform.of(transform), self._options.device
-        if split is None or device.type == "cpu":
-            return split
-        try:
-            draws, shape = Draws(0, 0, np.arange(_NUM_DRAWN)), self._shards.sample_shape
-            works = split.cut(draws, shape, None, self._whole_lines).works_on(device)
-        except (ValueError, IndexError):  # which each batch will raise, by then of its own pictures
-            return None
-        return split if works else None
+    def plan(self, indices: NDArray[np.int64], draws: Draws, whole_lines: int = 0) -> Plan | None:
+        """Returns what a transform of shardio makes of a batch; None for other functions, and for an empty batch.
 
-    def cut(self, indices: NDArray[np.int64], draws: Draws) -> Cut | None:
-        """Returns the regions to read of a batch's images, as a Cut; None if images are read whole, or not at all."""
-        if self.two_parts is None or not len(indices):
+        For `whole_lines` see `Plan`. Raises the errors of the transform.
+        """
+        if self._ours is None or not len(indices):
             return None
-        shape = self._shards.sample_shape
-        return self.two_parts.cut(draws, shape, self._shards.source_sizes(indices), self._whole_lines)
+        if self._ours.mixes:
+            check_no_masks(self._parts.masks)
+        shape, sizes = self._shards.sample_shape, self._shards.source_sizes(indices)
+        plan = Plan.of(self._ours, draws, shape, sizes, whole_lines, self._on_cpu, self._options.check == "sample")
+        if not self._on_cpu and any(part.mixes for view in plan.split()[0].views for part, _ in view.rest):
+            raise ValueError(
+                "on a GPU, Mixup and CutMix must come after PerSample and all crops, resizes, flips and color changes: "
+                f'put them at the end of the transform, or load with device="cpu"; found {self._ours!r}'
+            )
+        return plan
+
+    @property
+    def results(self) -> list[tuple[tuple[int, ...], Any]]:
+        """The shape and dtype of each view that gather threads write for a whole batch.
+
+        If that cannot be told before samples are known, as of a squashed split, those of stored images.
+        """
+        count = self._options.batch_size
+        if self.makes_pixels:
+            with contextlib.suppress(ValueError, IndexError):  # which each batch will raise, by then of its own samples
+                some = np.zeros(count, np.int64)
+                plan = self.plan(some, Draws(0, 0, some, looks=Looks(some, some)))
+                assert plan is not None
+                return plan.results
+        return [((count, *self._parts.stored_shape), np.uint8)]
+
+    def on_host(self, slot: Slot, size: int, plan: Plan | None) -> None:
+        """Does for a gathered batch what cannot be done on a GPU, before it is copied there. Changes the slot.
+
+        That is PerSample, and what follows it up to Normalize; and to move masks.
+        """
+        if plan is None:
+            return
+        first, _ = plan.split()
+        masks = {name: torch.from_numpy(slot.more[name][:size]) for name in self._parts.masks}
+        if not masks and not any(view.rest for view in first.views):
+            return
+        with traced("shardio.transform"):
+            images = [torch.from_numpy(view[:size].transpose(0, 3, 1, 2)) for view in slot.views]
+            made, _, moved = first.finish(images, None, masks or None)
+            if any(view.rest for view in first.views):
+                views = [view.permute(0, 2, 3, 1).numpy() for view in (made if isinstance(made, tuple) else (made,))]
+                # They may lie in the slot, where others of them will be.
+                views = [view.copy() if np.may_share_memory(view, slot.memory) else view for view in views]
+                slot.lay_out(*((view.shape, view.dtype) for view in views))
+                for view, place in zip(views, slot.views, strict=True):
+                    place[...] = view
+            for name, mask in (moved or {}).items():
+                for key, one in _named(name, mask):
+                    slot.put(key, one.numpy())
 
     def __call__(
-        self,
-        tensors: Tensors,
-        indices: NDArray[np.int64],
-        draws: Draws,
-        cut: Cut | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, Any]]:
+        self, tensors: Tensors, indices: NDArray[np.int64], draws: Draws, plan: Plan | None = None
+    ) -> tuple[Images, torch.Tensor | None, dict[str, Any]]:
         """Returns the transformed batch: images, labels, and arrays by name.
 
         Images are a tuple of tensors if the transform returns several views. Labels are None if there are none. A
-        transform of shardio.augment also changes masks. `indices` are the samples, and `draws` are
-        their random numbers. With `cut`, the images of `tensors` are already resampled; or, if they are
-        one-dimensional, they are the windows that `cut` resamples.
+        transform of shardio.augment also changes masks. `indices` are the samples, and `draws` are their random
+        numbers. With `plan`, `tensors` are what gather threads made of it.
         """
         images, more = tensors.images, dict(tensors.more)
         if self._parts.label_row in (None, LABEL_ROW):  # without labels, a column may have the name of the array
             labels = None if self._parts.label_row is None else tensors.labels
         else:
             labels = more.pop(LABELS_NAME)
-        told = [more.pop(name) for name in CUT_ROWS if name in more]
         if self.function is None:
             return images, labels, more
         with traced("shardio.transform"):
-            if cut is not None:
-                if images.ndim == 1:
-                    images = cut.resampled_on_cuda(images, *told) if told else cut.resampled(images)
-                finished, targets, moved = cut.finish(images, labels, self._masks(more))
-                return cast(torch.Tensor, finished), targets, {**more, **(moved or {})}
-            # The shapes of an empty batch are those of another sample.
-            sizes = partial(self._shards.source_sizes, indices if len(indices) else np.zeros(1, np.int64))
+            if plan is not None:
+                views = images if isinstance(images, tuple) else (images,)
+                if self._on_cpu:
+                    finished, targets, moved = plan.finish(views, labels, self._masks(more))
+                    return finished, targets, {**more, **(moved or {})}
+                finished, targets, _ = plan.split()[1].finish(views, labels)
+                return finished, targets, _joined(more, self._parts.masks)
+            assert isinstance(images, torch.Tensor)
             if self._ours is None:
+                # An empty batch has the shapes of another sample.
+                sizes = partial(self._shards.source_sizes, indices if len(indices) else np.zeros(1, np.int64))
                 with LoaderBatch(images, draws, sizes).here():
                     return cast(torch.Tensor, self.function(images)), labels, more
-            changed, targets, moved = self._ours.changed(images, labels, self._masks(more), draws, sizes())
-            return cast(torch.Tensor, changed), targets, {**more, **(moved or {})}
+            one, cpu = self._shards.source_sizes(np.zeros(1, np.int64)), torch.device("cpu")
+            host = [on_device(some, cpu) for some in (images, labels, self._masks(more))]
+            made = self._ours.changed(host[0], host[1], host[2], draws, one)
+            finished, targets, moved = (on_device(some, images.device) for some in made)
+            return finished, targets, {**more, **(moved or {})}
 
     def _masks(self, more: dict[str, Any]) -> dict[str, torch.Tensor] | None:
         """Returns the masks among a batch's arrays; None if the batch has no masks."""
         return {name: more[name] for name in self._parts.masks} or None
+
+
+def _named(name: str, mask: Images) -> list[tuple[str, torch.Tensor]]:
+    """Returns the tensors of a mask with their names in a slot: for several views, of each view."""
+    return [(f"{name}/{i}", view) for i, view in enumerate(mask)] if isinstance(mask, tuple) else [(name, mask)]
+
+
+def _joined(more: dict[str, Any], masks: Sequence[str]) -> dict[str, Any]:
+    """Returns a batch's arrays by name, with the masks of several views as tuples."""
+    for name in masks:
+        if several := [key for key in more if key.startswith(f"{name}/")]:
+            more[name] = tuple(more.pop(key) for key in several)
+    return more
 
 
 def _check_function(function: Function, masks: tuple[str, ...]) -> None:

@@ -197,9 +197,7 @@ class FileReader(Reader):
             left += [(i, i + 1) for i in range(first + done, stop)]
         return left
 
-    def copy_windows(
-        self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8], places: Places = None
-    ) -> None:
+    def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
         """See `Reader.copy_windows`. Reads only the lines of each image that its window crosses."""
         _, width, channels = self._layout.sample_shape
         stride, table = width * channels, self._layout.pixels
@@ -207,8 +205,7 @@ class FileReader(Reader):
         order = np.lexsort((starts, files))
         files = files[order]
         nbytes = windows.widths * channels
-        if places is None:
-            places = (windows.heights * nbytes).cumsum() - windows.heights * nbytes
+        places = (windows.heights * nbytes).cumsum() - windows.heights * nbytes
         starts = starts + windows.tops * stride + windows.lefts * channels
         numbers = np.stack([starts, windows.heights, nbytes, places], axis=1)[order]
         most = int(windows.heights.max()) * stride + 2 * self._alignment

@@ -22,7 +22,7 @@ from shardio.reading.layout import as_rows
 from shardio.reading.shardset import ShardSet
 from shardio.system.pour import aligned_empty
 
-# Windows that a thread reads before it resamples them: no more than caches hold, and enough that the calls cost little.
+# Windows that a thread reads before it makes pixels: no more than caches hold, and enough that the calls cost little.
 _ROOM_NBYTES = 4 << 20
 # So many of the announced samples that a thread copies at a time are looked for in the page cache.
 _MOST_LOOKED_FOR = 8
@@ -31,9 +31,14 @@ _thread = threading.local()
 
 
 class BatchMemory(Protocol):
-    """The memory that a batch is read into. `more` has the arrays of the request by name."""
+    """The memory that a batch is read into. `views` are the images that `Request.make` writes; the first is `images`.
+    `more` has the arrays of the request by name."""
 
-    images: NDArray[Any]
+    @property
+    def images(self) -> NDArray[Any]: ...
+    @property
+    def views(self) -> Sequence[NDArray[Any]]: ...
+
     labels: NDArray[np.int64]
     indices: NDArray[np.int64]
     more: Mapping[str, NDArray[Any]]
@@ -55,9 +60,8 @@ class Request:
     """The window to read of each image. None reads whole images."""
     ends: NDArray[np.int64] | None = None
     """int64 (B + 1,): of windows one after the other in memory, window i has the bytes ends[i] to ends[i + 1] - 1."""
-    resample: Callable[[NDArray[np.uint8], NDArray[np.int64], NDArray[Any]], None] | None = None
-    """Reading threads call resample(pixels of windows, positions of their samples in the batch, memory of all images).
-    None keeps the windows as they are read."""
+    make: Callable[[NDArray[np.uint8], NDArray[np.int64], Sequence[NDArray[Any]]], None] | None = None
+    """With windows, reading threads call make(pixels of windows, positions of their samples in the batch, views)."""
 
     order: NDArray[np.int64] | None = None
     """For a mixture, the positions of the batch's samples, sorted by set: samples are read in this order."""
@@ -105,7 +109,7 @@ class Reader:
         # Of adjacent samples, one after the other; or each to its line.
         some, lines = (slice(first, stop), None) if stop - first == len(numbers) else (slice(None), numbers)
         if request.windows is not None:
-            self._read_windows(request, memory.images, numbers, indices)
+            self._read_windows(request, memory.views, numbers, indices)
         elif request.images:
             self.copy("", indices, memory.images[some], lines)
         for name in request.arrays:
@@ -114,19 +118,21 @@ class Reader:
             memory.labels[numbers] = self.column_of("label", indices)
 
     def _read_windows(
-        self, request: Request, images: NDArray[Any], numbers: NDArray[np.int64], indices: NDArray[np.int64]
+        self,
+        request: Request,
+        views: Sequence[NDArray[Any]],
+        numbers: NDArray[np.int64],
+        indices: NDArray[np.int64],
     ) -> None:
-        """Reads the windows of samples into `images`, the memory of the whole batch, or resamples the windows into it.
+        """Reads the windows of samples, and makes the pixels of the batch from them.
 
-        `indices` are the samples in this reader's set, and `numbers` their positions in the batch. With
-        `request.resample`, a few windows at a time are read and resampled, so they are still in the processor's caches.
+        `indices` are the samples in this reader's set, and `numbers` their positions in the batch. A few windows at a
+        time are read and used, so they are still in the processor's caches.
         """
-        windows, ends, resample = request.windows, request.ends, request.resample
+        windows, ends, make = request.windows, request.ends, request.make
         assert windows is not None
         assert ends is not None
-        if resample is None:
-            self.copy_windows(indices, windows[numbers], images, ends[numbers])
-            return
+        assert make is not None
         nbytes = (ends[1:] - ends[:-1])[numbers].cumsum()
         start = done = 0
         while start < len(numbers):
@@ -135,7 +141,7 @@ class Reader:
             some = numbers[start:stop]
             pixels = _thread_memory(int(nbytes[stop - 1]) - done)
             self.copy_windows(indices[start:stop], windows[some], pixels)
-            resample(pixels, some, images)
+            make(pixels, some, views)
             start, done = stop, int(nbytes[stop - 1])
 
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
@@ -143,11 +149,9 @@ class Reader:
         copies into out[lines[i]]. The samples must exist."""
         raise NotImplementedError
 
-    def copy_windows(
-        self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8], places: Places = None
-    ) -> None:
-        """Copies a window of each sample's image into `out`, uint8 (n,), one after the other. The samples must exist.
-        With `places`, window i begins at byte places[i] of `out`."""
+    def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
+        """Copies a window of each sample's image into `out`, uint8 (n,), one after the other. The samples must
+        exist."""
         raise NotImplementedError
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
@@ -210,14 +214,11 @@ class MappedReader(Reader):
         self._shards.mapped(name).copy(indices, rows, lines=lines)
         self._count(len(indices) * rows.shape[1])
 
-    def copy_windows(
-        self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8], places: Places = None
-    ) -> None:
+    def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
         if self._announced:
             self._look_for(indices)
-        shape = self._shards.sample_shape
-        self._shards.mapped().copy_windows(indices, out, windows, shape, places)
-        self._count(out.nbytes if places is None else int(windows.num_pixels.sum()) * shape[2])
+        self._shards.mapped().copy_windows(indices, out, windows, self._shards.sample_shape)
+        self._count(out.nbytes)
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         return self._shards.copy_column(name, indices)
@@ -281,6 +282,10 @@ class GuardedReader(Reader):
             one = out[line : line + 1]
             if crc32(one) != crc:
                 self._read_again(name, index, one, crc)
+
+    def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
+        """Copies whole images: a checksum is of all pixels of a sample."""
+        self.copy("", indices, out.reshape(len(indices), *self._shards.sample_shape))
 
     def _read_again(self, name: str, index: int, out: NDArray[Any], expected: int) -> None:
         """Reads the pixels or the array `name` of one sample again, into `out`, (1, ...). Raises FormatError unless the

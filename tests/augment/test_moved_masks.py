@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from fractions import Fraction
 from math import floor
 from typing import Any
@@ -14,8 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transforms import SINGLE, name_of
 
-import shardio.augment.batch
-import shardio.augment.masks
 import shardio.augment.transforms
 from shardio.augment import (
     CenterCrop,
@@ -41,9 +38,10 @@ from shardio.augment.batch import Batch
 from shardio.augment.boxes import Boxes
 from shardio.augment.chain import Transform
 from shardio.augment.masks import MOVES
-from shardio.augment.pixels import run_steps
-from shardio.augment.resample import Resampling
-from shardio.augment.steps import FILL_AT, SAMPLING_AT, Step, Steps
+from shardio.augment.stage import Stage
+from shardio.augment.steps import FILL_AT, SAMPLING_AT
+from shardio.kernels.pixels import run_steps
+from shardio.kernels.rowcopy import Windows
 
 COUNT, HEIGHT, WIDTH = 12, 18, 17
 
@@ -67,14 +65,14 @@ def as_mask(images: Tensor) -> Tensor:
     return images.permute(0, 2, 3, 1)
 
 
-def by_parts(images: Tensor, boxes: Boxes, flips: NDArray[np.bool_], how: Resampling, **options: Any) -> Tensor:
-    """Does what `resample` does, by nearest neighbor: with fractions, one line and column after the other."""
-    result = torch.zeros(len(images), images.shape[1], *how.size, dtype=torch.uint8)
+def by_parts(images: Tensor, boxes: Boxes, flips: NDArray[np.bool_], size: tuple[int, int]) -> Tensor:
+    """Crops and resizes images by nearest neighbor: with fractions, one line and column after the other."""
+    result = torch.zeros(len(images), images.shape[1], *size, dtype=torch.uint8)
     for number, picture in enumerate(images):
         lines = []
         for start, length, side, limit in (
-            (boxes.tops[number], boxes.heights[number], how.size[0], images.shape[2]),
-            (boxes.lefts[number], boxes.widths[number], how.size[1], images.shape[3]),
+            (boxes.tops[number], boxes.heights[number], size[0], images.shape[2]),
+            (boxes.lefts[number], boxes.widths[number], size[1], images.shape[3]),
         ):
             part = Fraction(length).limit_denominator(10**6)
             middles = [
@@ -86,37 +84,32 @@ def by_parts(images: Tensor, boxes: Boxes, flips: NDArray[np.bool_], how: Resamp
     return result.contiguous(memory_format=torch.channels_last)
 
 
-def onto_by_parts(
-    images: Tensor,
-    boxes: Boxes,
-    flips: NDArray[np.bool_],
-    how: Resampling,
-    sizes: NDArray[np.int64],
-    firsts: NDArray[np.int64],
-    **options: Any,
-) -> Tensor:
-    """Does what `resample_onto` does, by nearest neighbor, with the largest size as a border around each image."""
-    result = torch.zeros(len(images), images.shape[1], *how.size, dtype=torch.uint8)
-    for number, (size, first) in enumerate(zip(sizes.tolist(), firsts.tolist(), strict=True)):
-        one = slice(number, number + 1)
-        box = Boxes(*(side[one] for side in vars(boxes).values()))
-        made = by_parts(images[one], box, flips[one], Resampling((size[0], size[1])))[0]
-        room = max(*how.size, *map(abs, first), *size)
-        wide = torch.nn.functional.pad(made, (room,) * 4)
-        top, left = (at + room for at in first)
-        result[number] = wide[:, top : top + how.size[0], left : left + how.size[1]]
-    return result.contiguous(memory_format=torch.channels_last)
-
-
-def only_moves(images: Tensor, steps: Steps) -> Tensor:
-    """Does those steps that move pixels, by nearest neighbor; what lies outside is black."""
-    parts = []
-    for step in steps:
-        values = step.values.copy()
+def make_by_parts(self: Stage, pixels: NDArray[np.uint8], windows: Windows, some: Any, out: NDArray[np.uint8]) -> None:
+    """Does what `Stage.make` does for whole images, by nearest neighbor. Only steps that move pixels are run."""
+    images = torch.from_numpy(pixels.reshape(len(some), *self.source)).permute(0, 3, 1, 2)
+    flips = np.zeros(len(some), bool) if self.flips is None else self.flips[some]
+    boxes = self.boxes or Boxes.whole(self.count, *self.source[:2])
+    boxes = Boxes(*(side[some] for side in vars(boxes).values()))
+    if self.placement is None:
+        out[:] = as_mask(by_parts(images, boxes, flips, self.size)).numpy()
+    for line, number in enumerate(some.tolist() if self.placement is not None else []):
+        one = slice(line, line + 1)
+        size, first = self.placement.sizes[number].tolist(), self.placement.firsts[number].tolist()  # type: ignore[union-attr]
+        made = by_parts(images[one], boxes[one], flips[one], (size[0], size[1]))[0]
+        room = max(*self.size, *map(abs, first), *size)
+        wide = as_mask(torch.nn.functional.pad(made, (room,) * 4)[None])[0].numpy()
+        places = self.placement.outside(self.size)  # type: ignore[union-attr]
+        if self.placement.mode == "constant":  # type: ignore[union-attr]
+            rows, columns = (np.arange(side) + at for side, at in zip(self.size, first, strict=True))
+        else:
+            rows, columns = (place[number] for place in places)
+        out[line] = wide[rows + room][:, columns + room]
+    for step in self.steps:
+        values = step.values[some].copy()
         values[:, SAMPLING_AT] = 0
         values[:, FILL_AT:] = 0
-        parts.append(Step(np.where(np.isin(step.codes, MOVES), step.codes, np.uint8(0)), values))
-    return run_steps(images, tuple(parts))
+        codes = step.codes[some]
+        run_steps(out, np.where(np.isin(codes, MOVES), codes, np.uint8(0))[None], values[None])
 
 
 @pytest.fixture
@@ -126,9 +119,7 @@ def nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     def stays(self: Transform, batch: Batch, purpose: str) -> Batch:
         return batch.unsquashed().finished()
 
-    monkeypatch.setattr(shardio.augment.batch, "resample", by_parts)
-    monkeypatch.setattr(shardio.augment.batch, "resample_onto", onto_by_parts)
-    monkeypatch.setattr(shardio.augment.batch, "run_steps", only_moves)
+    monkeypatch.setattr(Stage, "make", make_by_parts)
     monkeypatch.setattr(shardio.augment.transforms, "fill_of", lambda fill, channels: (0.0,) * channels)
     for kind in (Normalize, ToDtype):
         monkeypatch.setattr(kind, "apply", lambda self, batch, purpose: batch)
@@ -217,13 +208,6 @@ def test_a_chain_carries_what_masks_are_filled_with(fill: Any, kind: Any) -> Non
     called = moved(kind(parts, mask_fill=3), IMAGES, masks=masks, mask_fill=fill)[1]["m"]
     for one in (found, called):
         assert all(map(torch.equal, one, expected))
-
-
-@each
-def test_without_kernels_the_masks_are_the_same(transform: Transform, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = moved(transform, IMAGES, masks={"m": as_mask(IMAGES)})[1]["m"]
-    monkeypatch.setattr(shardio.augment.masks, "run_steps", functools.partial(run_steps, native=False))
-    assert torch.equal(moved(transform, IMAGES, masks={"m": as_mask(IMAGES)})[1]["m"], expected)
 
 
 def test_masks_of_many_channels_and_any_layout() -> None:

@@ -15,25 +15,28 @@ from draw_golden_pixels import drawn_picture
 from drawn_steps import NAN, drawn_step, pictures
 from numpy.typing import NDArray
 from pictures import as_batch, psnr
+from pixels_by_torch import run_steps_by_torch
 
-from shardio.augment import pixels
 from shardio.augment.resample import normalized
 from shardio.augment.steps import FILL_AT, NEEDS_RGB, SAMPLING_AT, WARPS, Op, Step, Steps
+from shardio.kernels import pixels as kernel
 from shardio.kernels.pixels import in_slices
 
 EXACT = frozenset(Op) - {Op.SATURATION, Op.HUE, Op.BLUR, Op.CONTRAST}
 SIZES = [(1, 1), (1, 7), (7, 1), (2, 2), (3, 3), (5, 224), (33, 47)]
-WAYS = [False, *([True] if pixels.kernel.AVAILABLE else [])]
 
-needs_kernel = pytest.mark.skipif(not pixels.kernel.AVAILABLE, reason="installed without a C compiler")
+
+def run(images: NDArray[np.uint8], steps: Steps) -> NDArray[np.uint8]:
+    """Returns the images after steps, by the kernel."""
+    found = images.copy()
+    kernel.run_steps(found, np.stack([step.codes for step in steps]), np.stack([step.values for step in steps]))
+    return found
 
 
 def both(images: NDArray[np.uint8], steps: Steps) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Returns (B, H, W, C) by the kernel and by torch."""
-    batch = as_batch(images)
-    expected = pixels.run_steps_by_torch(batch, steps)
-    found = pixels.run_steps(as_batch(images.copy()), steps, native=True)
-    return found.permute(0, 2, 3, 1).numpy(), expected.permute(0, 2, 3, 1).numpy()
+    expected = run_steps_by_torch(as_batch(images), steps)
+    return run(images, steps), expected.permute(0, 2, 3, 1).numpy()
 
 
 def assert_near(found: NDArray[np.uint8], expected: NDArray[np.uint8], *, share: float = 0.002) -> None:
@@ -42,13 +45,12 @@ def assert_near(found: NDArray[np.uint8], expected: NDArray[np.uint8], *, share:
     assert (beside > 0).sum() <= max(2, share * beside.size)
 
 
-@needs_kernel
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("op", [op for op in Op if op is not Op.NOTHING])
 def test_the_kernel_does_what_torch_does(op: Op, channels: int) -> None:
     if op in NEEDS_RGB and channels == 4:
         with pytest.raises(ValueError, match="one channel or three"):
-            pixels.run_steps(as_batch(np.zeros((1, 4, 4, 4), np.uint8)), (Step.of(1, 4, op),), native=True)
+            run(np.zeros((1, 4, 4, 4), np.uint8), (Step.of(1, 4, op),))
         return
     rng = np.random.default_rng([op, channels])
     for size in SIZES:
@@ -61,7 +63,6 @@ def test_the_kernel_does_what_torch_does(op: Op, channels: int) -> None:
                 assert_near(found, expected)
 
 
-@needs_kernel
 @pytest.mark.parametrize("op", sorted(WARPS))
 def test_nearest_pixels_are_the_same_ones(op: Op) -> None:
     rng = np.random.default_rng(op)
@@ -73,7 +74,6 @@ def test_nearest_pixels_are_the_same_ones(op: Op) -> None:
             np.testing.assert_array_equal(found, expected)
 
 
-@needs_kernel
 @pytest.mark.parametrize("seed", range(4))
 def test_programs_of_several_steps_do_what_torch_does(seed: int) -> None:
     print("seed", seed)
@@ -90,7 +90,6 @@ def test_programs_of_several_steps_do_what_torch_does(seed: int) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-@needs_kernel
 def test_each_picture_has_its_own_steps() -> None:
     images = np.random.default_rng(1).integers(0, 256, (3, 4, 5, 3), dtype=np.uint8)
     codes = np.array([Op.INVERT, Op.NOTHING, Op.MIRROR], np.uint8)
@@ -119,19 +118,17 @@ def hostile() -> Iterator[tuple[str, Step]]:
     yield "fill", Step.of(1, 3, Op.AFFINE, 1, 0, 0, 0, 1, 0, 0, 0, 0, math.inf, 0, 0)
 
 
-@needs_kernel
 @pytest.mark.parametrize(("reason", "step"), list(hostile()))
 def test_what_no_operation_takes_is_refused_before_a_pixel_changes(reason: str, step: Step) -> None:
     images = np.arange(4 * 4 * 3, dtype=np.uint8).reshape(1, 4, 4, 3)
-    before = images.copy()
+    before, steps = images.copy(), (Step.of(1, 3, Op.INVERT), step)
     with pytest.raises(ValueError, match=reason):
-        pixels.run_steps(as_batch(images), (Step.of(1, 3, Op.INVERT), step), native=True)
+        kernel.run_steps(images, np.stack([one.codes for one in steps]), np.stack([one.values for one in steps]))
     np.testing.assert_array_equal(images, before)
 
 
-@needs_kernel
 def test_sizes_that_do_not_fit_are_refused() -> None:
-    run = pixels.kernel._native.run
+    run = kernel._native.run
     images, codes, values = np.zeros((2, 4, 5, 3), np.uint8), np.zeros((1, 2), np.uint8), np.zeros((1, 2, FILL_AT + 3))
     run(images, codes, values, 4, 5, 3)
     run(images[:0], codes[:, :0], values[:, :0], 4, 5, 3)
@@ -161,21 +158,6 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         run(images, codes, values, 4, 5, 3)
 
 
-@needs_kernel
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_change_nothing(threads: int) -> None:
-    rng = np.random.default_rng(2)
-    images = pictures(rng, 13, 20, 21, 3)
-    step = drawn_step(rng, rng.choice(np.array(sorted(EXACT), np.uint8), 13), (20, 21), 3)
-    expected = pixels.run_steps(as_batch(images.copy()), (step,), native=True)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        assert torch.equal(pixels.run_steps(as_batch(images.copy()), (step,), native=True), expected)
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_slices_are_done_in_threads_and_their_errors_are_raised_when_all_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -199,24 +181,14 @@ def test_slices_are_done_in_threads_and_their_errors_are_raised_when_all_have_en
     assert ended == [8]
 
 
-@pytest.mark.parametrize("native", WAYS)
-def test_the_result_is_in_channels_last_memory_and_steps_that_do_nothing_cost_nothing(native: bool) -> None:
-    batch = as_batch(np.zeros((2, 4, 5, 3), np.uint8))
-    assert pixels.run_steps(batch, (Step.of(2, 3, Op.NOTHING),), native=native) is batch
-    found = pixels.run_steps(batch, (Step.of(2, 3, Op.INVERT),), native=native)
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    assert bool((found == 255).all())
-
-
-@needs_kernel
 @pytest.mark.parametrize("channels", [1, 3, 4, 64])
-def test_normalizing_natively_is_that_of_torch(channels: int) -> None:
+def test_normalizing_channels_last_images_by_the_kernel_is_that_of_torch(channels: int) -> None:
     images = torch.from_numpy(np.random.default_rng(channels).integers(0, 256, (3, 5, 7, channels), dtype=np.uint8))
     statistics = tuple(np.linspace(0.2, 0.6, channels)), tuple(np.linspace(0.1, 0.3, channels))
-    native = normalized(images.permute(0, 3, 1, 2), statistics, native=True)
-    by_torch = normalized(images.permute(0, 3, 1, 2), statistics, native=False)
-    assert torch.equal(native, by_torch)
-    assert native.is_contiguous(memory_format=torch.channels_last)
+    by_kernel = normalized(images.permute(0, 3, 1, 2), statistics)
+    by_torch = normalized(images.permute(0, 3, 1, 2).contiguous(), statistics)
+    assert torch.equal(by_kernel, by_torch)
+    assert by_kernel.is_contiguous(memory_format=torch.channels_last)
 
 
 # --- what torchvision 0.28.0 has made of a drawn picture: tools/draw_golden_pixels.py ---------------------------------
@@ -245,11 +217,9 @@ def step_of(name: str) -> Step:
     return Step.of(1, 3, Op[word.upper()], *values)
 
 
-@pytest.mark.parametrize("native", WAYS)
 @pytest.mark.parametrize("name", [name for name in RESULTS if not name.startswith("numbers")])
-def test_it_is_what_torchvision_makes(name: str, native: bool) -> None:
-    batch = as_batch(drawn_picture()[None].copy())
-    found = pixels.run_steps(batch, (step_of(name),), native=native)[0].permute(1, 2, 0).numpy()
+def test_it_is_what_torchvision_makes(name: str) -> None:
+    found = run(drawn_picture()[None], (step_of(name),))[0]
     expected = RESULTS[name]
     beside = np.abs(found.astype(int) - expected)
     if name.startswith(UNROUNDED):

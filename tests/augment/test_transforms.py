@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,9 +27,7 @@ from shardio.augment import (
     ToDtype,
     VerticalFlip,
 )
-from shardio.augment import batch as batch_module
 from shardio.augment.chain import Transform
-from shardio.augment.resample import resample
 from shardio.augment.steps import Op
 
 MANY = 300_000
@@ -225,10 +222,7 @@ def test_one_pass_over_the_pixels_is_what_one_transform_after_the_other_is(chain
     assert (found.int() - expected.int()).abs().max() <= 2  # rounded once, or at each step
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_what_torch_is_set_to_changes_nothing(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not native:
-        monkeypatch.setattr(batch_module, "resample", partial(resample, native=False))
+def test_what_torch_is_set_to_changes_nothing() -> None:
     images, labels, plain = pictures(6, 32, 30), torch.arange(6), Normalize()
     chain = Compose([RandomResizedCrop(24), HorizontalFlip(), plain, CutMix(6, label_smoothing=0.1)])
 

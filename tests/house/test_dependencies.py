@@ -41,7 +41,6 @@ def packages_of(module: str) -> set[str]:
         ("distributed", {"conversion.engines.engine"}),
         ("pyarrow", {"sets.given"}),
         ("fsspec", {"sets.remote"}),
-        ("triton", {"augment.resample_cuda", "augment.steps_cuda", "augment.trusted"}),
     ],
 )
 def test_a_heavy_package_is_imported_only_where_it_is_wanted(package: str, allowed: set[str]) -> None:

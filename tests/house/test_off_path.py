@@ -22,7 +22,7 @@ def test_random_combinations_deliver_what_the_reference_has_or_are_refused_for_a
     [
         ("shardset.ShardSet.source_sizes = lambda shards, some: np.tile((24, 32), (len(some), 1))", "other images"),
         ("draft.StoredRows.take = lambda self, samples: take(self, np.sort(samples))", "other"),
-        ("transform.TransformStep._arrays = lambda self, more: {}", "other arrays"),
+        ("transform.TransformStep._masks = lambda self, more: None", "other arrays"),
         ("merge._check_same_images = lambda *some: None", "not refused"),
     ],
 )

@@ -18,7 +18,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     acquire, release = Ring.acquire, Ring.release
 
     def spoil(slot: Slot) -> Slot:
-        for array in (slot.images, slot.labels, slot.indices, *slot.more.values()):
+        for array in (slot.memory, slot.labels, slot.indices, *slot.more.values()):
             array.reshape(-1).view(np.uint8).fill(0xEE)
         return slot
 

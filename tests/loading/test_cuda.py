@@ -19,19 +19,29 @@ import numpy as np
 import pytest
 import simulated_cuda
 import torch
+from arrays import change_split, some_arrays
+from numpy.typing import NDArray
 from pictures import sample_images
 from simulated_cuda import Event, Simulation, Stream, Tensor
 
 import shardio.loading.cuda
+import shardio.loading.loader
 import shardio.loading.pipeline
-from shardio.augment.cut import margin_of
+from shardio.augment import (
+    ColorJitter,
+    Compose,
+    Mixup,
+    PerSample,
+    RandomCrop,
+    RandomResizedCrop,
+    Views,
+)
 from shardio.format.layout import RowType
 from shardio.loading.cuda import CudaCopier, CudaTransfer, PinnedSlot
 from shardio.loading.loader import ShardLoader
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors
 from shardio.loading.report import Counts
 from shardio.loading.ring import Ring
-from shardio.loading.transform import CUT_ROWS
 from shardio.system.pour import ALIGNMENT
 
 SHAPE = (6, 5, 3)
@@ -39,6 +49,23 @@ BATCH = 5
 NUM_SAMPLES = 47
 NBYTES = BATCH * (int(np.prod(SHAPE)) + 8 + 8)
 PICTURES = sample_images(NUM_SAMPLES, SHAPE)
+WHOLE = ((BATCH, *SHAPE), np.uint8)
+VIEWS = Views([RandomResizedCrop(4), RandomResizedCrop(4), Compose([RandomCrop(3), ColorJitter(0.5)])])
+
+
+class Part:
+    """As of Albumentations: one draw for all that one call is given."""
+
+    __module__ = "albumentations"
+
+    def __call__(self, image: NDArray[np.uint8], **masks: Any) -> dict[str, Any]:
+        rows = slice(random.randrange(2), None, 3)
+        moved = {name: mask[rows] if name == "mask" else [one[rows] for one in mask] for name, mask in masks.items()}
+        return {"image": image[rows] / np.float32(3), **moved}
+
+
+PER_SAMPLE = Compose([RandomCrop(5), PerSample(Part())])
+BOTH = Views([PER_SAMPLE, VIEWS])
 
 
 @pytest.fixture
@@ -62,12 +89,22 @@ def loader_on(
 
         def make(seed: int = 0, haste: float = 0.4, **options: object) -> tuple[Simulation, ShardLoader]:
             simulation = simulate(seed, haste)
-            monkeypatch.setattr(shardio.loading.pipeline, "make_copier", lambda device: CudaCopier("simulated"))  # type: ignore[arg-type]
             path = make_set(NUM_SAMPLES, SHAPE)
-            loader = ShardLoader(path, BATCH, device="cpu", seed=seed, return_indices=True, **options)  # type: ignore[arg-type]
+            monkeypatch.setattr(shardio.loading.pipeline, "make_copier", lambda device: CudaCopier("simulated"))  # type: ignore[arg-type]
+            with monkeypatch.context() as patch:
+                patch.setattr(shardio.loading.loader, "choose_device", lambda *_: torch.device("cuda"))
+                loader = ShardLoader(path, BATCH, seed=seed, return_indices=True, **options)  # type: ignore[arg-type]
+            monkeypatch.setattr(shardio.loading.pipeline, "make_copier", lambda device: None)
             return simulation, stack.enter_context(loader)
 
         yield make
+
+
+def flat(batch: Any) -> list[Any]:
+    """Returns the tensors of a batch, in order."""
+    if isinstance(batch, Mapping):
+        return flat(tuple(batch.values()))
+    return [tensor for part in batch for tensor in flat(part)] if isinstance(batch, tuple) else [batch]
 
 
 class Check:
@@ -120,12 +157,11 @@ def test_every_byte_arrives_whenever_the_device_gets_to_it(
 
 
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("more", [{}, CUT_ROWS], ids=["whole pictures", "windows"])
 def test_the_stream_may_change_before_every_call(
-    more: dict[str, RowType], seed: int, simulate: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch
+    seed: int, simulate: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulation = simulate(seed, 0.2)
-    hand, rng = Hand(simulation, more), random.Random(seed)
+    hand, rng = Hand(simulation), random.Random(seed)
     streams = [simulation.default, Stream(simulation), Stream(simulation)]
 
     def on_any_stream(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,8 +175,8 @@ def test_the_stream_may_change_before_every_call(
         monkeypatch.setattr(owner, name, on_any_stream(getattr(owner, name)))
     whole = int(np.prod((BATCH, *SHAPE)))
     for value in range(60):
-        hand.start(value, rng.choice([whole, whole, whole - 1, whole // 2, 1]) if more else None)
-        for nbytes in (whole, whole + 2 * margin_of(SHAPE[1], SHAPE[2])):
+        hand.start(value, *rng.choice([[WHOLE], [WHOLE], [((BATCH, 2, 2, 3), np.float32)], [WHOLE, WHOLE]]))
+        for nbytes in (whole, BATCH * 48):
             write_and_look(simulation, nbytes, value)
         hand.look(hand.prefetch.take(), value)
     hand.prefetch.close()
@@ -178,6 +214,49 @@ def test_the_host_is_held_back_after_a_bounded_number_of_steps(
     simulation.synchronize()
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("arrays", [[], ["mask", "clip", "depth"]], ids=["images", "masks"])
+@pytest.mark.parametrize(
+    "transform", [VIEWS, PER_SAMPLE, Views([PER_SAMPLE, VIEWS])], ids=["views", "function", "both"]
+)
+def test_what_a_transform_makes_arrives_as_on_the_cpu(
+    transform: Any,
+    arrays: list[str],
+    prefetch: int,
+    loader_on: Callable[..., tuple[Simulation, ShardLoader]],
+    make_set: Callable[..., Path],
+) -> None:
+    change_split(path := make_set(NUM_SAMPLES, SHAPE), some_arrays(NUM_SAMPLES, *SHAPE[:2]))
+    options: dict[str, Any] = {"transform": transform, "arrays": arrays, "tail": "short"}
+    simulation, loader = loader_on(3, 0.3, prefetch=prefetch, num_threads=2, **options)
+    seen: list[list[torch.Tensor]] = []
+    expected = []
+    with ShardLoader(path, BATCH, device="cpu", seed=3, return_indices=True, **options) as cpu:
+        for changed in (transform, None, Views([RandomCrop(5), transform]), RandomCrop(2), transform):
+            cpu.transform = loader.transform = changed
+            expected += [flat(batch) for batch in cpu]
+            for batch in loader:
+                simulation.launch(lambda *values: seen.append([value.clone() for value in values]), *flat(batch))
+                del batch
+            next(unfinished := iter(loader))
+            del unfinished
+            loader.set_epoch(cpu.state_dict()["epoch"])
+    simulation.synchronize()
+    for found, batch in zip(seen, expected, strict=True):
+        for one, other in zip(found, batch, strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("transform", [RandomCrop(3), PER_SAMPLE], ids=["crop", "function"])
+def test_mixup_before_what_only_the_cpu_does_is_refused_on_a_gpu(
+    transform: Any, loader_on: Callable[..., tuple[Simulation, ShardLoader]]
+) -> None:
+    _, loader = loader_on(transform=Compose([Mixup(7), transform]))
+    with pytest.raises(ValueError, match="Mixup"):
+        next(iter(loader))
+
+
 # DevicePrefetch by hand, where the order of events matters.
 
 
@@ -189,20 +268,19 @@ class Hand:
         self.counts = Counts()
         self.prefetch = DevicePrefetch(self.copier, self.ring, self.counts)
 
-    def start(self, value: int, nbytes: int | None = None) -> None:
-        """Starts to copy whole pictures, or windows of `nbytes`."""
+    def start(self, value: int, *results: tuple[tuple[int, ...], Any]) -> None:
+        """Starts to copy whole pictures, or other views."""
         slot = self.ring.acquire()
-        slot.lay_out((BATCH, *SHAPE) if nbytes is None else (nbytes,))
-        slot.images.fill(value)
-        slot.labels.fill(value)
-        slot.indices.fill(value)
+        slot.lay_out(*(results or [WHOLE]))
+        for array in (*slot.views, slot.labels, slot.indices):
+            array.fill(value)
         self.prefetch.start(slot, BATCH)
 
     def look(self, tensors: Tensors, value: int, when: Callable[[], bool] = lambda: True) -> None:
         def run(*values: torch.Tensor) -> None:
             assert all((one == value).all() for one in values)
 
-        self.simulation.launch(run, tensors.images, tensors.labels, tensors.indices, when=when)
+        self.simulation.launch(run, *flat(tensors), when=when)
 
 
 @pytest.fixture
@@ -368,45 +446,45 @@ def test_an_interrupt_while_starting_a_copy_endangers_no_memory(
     hand.simulation.synchronize()
 
 
-def test_windows_are_copied_with_room_around_them(
-    simulate: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shardio.loading.cuda, "_PIECE_NBYTES", 100)
-    hand = Hand(simulate(haste=0.0), CUT_ROWS)
+def test_a_batch_may_have_other_views_than_the_one_before_it(simulate: Callable[..., Simulation]) -> None:
+    hand = Hand(simulate(haste=0.0), {"mask": RowType("|u1", (7,))})
     rng = np.random.default_rng(0)
-    whole = int(np.prod((BATCH, *SHAPE)))
-    for nbytes in (whole // 2, 1, whole, whole // 3):
+    small, floats = ((BATCH, 3, 2, 3), np.uint8), ((BATCH, 4, 6, 3), np.float32)
+    for results in ([WHOLE], [small], [small, floats], [floats], [WHOLE, small, WHOLE], [WHOLE]):
         slot = hand.ring.acquire()
-        assert isinstance(slot, PinnedSlot)
-        slot.lay_out((nbytes,))
-        assert slot.images.ctypes.data == slot.tensors[0].data_ptr()
-        slot.images[:] = rng.integers(0, 256, nbytes)
-        expected = torch.from_numpy(slot.images.copy())
+        slot.lay_out(*results)
+        for array in (*slot.views, slot.more["mask"]):
+            array.view(np.uint8)[...] = rng.integers(0, 100, array.view(np.uint8).shape)
+        for name in ["moved/0", "moved/1"][: len(results) - 1]:
+            slot.put(name, rng.integers(0, 100, (BATCH, len(name), len(results))))
         slot.labels.fill(7)
+        expected = [torch.from_numpy(array[: BATCH - 1].copy()) for array in (*slot.views, *slot.more.values())]
         hand.prefetch.start(slot, BATCH - 1)
         tensors = hand.prefetch.take()
-        assert tensors.images.shape == (nbytes,)
+        names = tuple(slot.more)
+        hand.ring.acquire().memory.fill(0xEE)
+        assert tuple(tensors.more) == names
         assert len(tensors.labels) == BATCH - 1
-        memory, value = tensors.images.block.memory, tensors.images.value  # type: ignore[attr-defined]
-        first = value.data_ptr() - memory.data_ptr()
-        assert min(first, len(memory) - first - nbytes) >= slot.margin > 0
         seen: list[torch.Tensor] = []
-        hand.simulation.launch(seen.append, tensors.images)
+        hand.simulation.launch(lambda *values, to=seen: to.extend(values), *flat((tensors.images, tensors.more)))
+        del tensors
         hand.simulation.synchronize()
-        assert torch.equal(seen[0], expected)
-        del tensors, seen
-    hand.prefetch.close()
-
-
-def test_windows_that_are_whole_pictures_take_no_further_memory(simulate: Callable[..., Simulation]) -> None:
-    hand = Hand(simulate(haste=0.0), CUT_ROWS)
-    numbers = 2 * 8 * BATCH + sum(BATCH * row.nbytes for row in CUT_ROWS.values())
-    nbytes = int(np.prod((BATCH, *SHAPE)))
-    hand.start(1, nbytes)
-    each = nbytes + 2 * margin_of(SHAPE[1], SHAPE[2]) + numbers
-    assert hand.simulation.most_allocated == 2 * each  # with the memory that is reserved for the next batch
+        images = [value.permute(0, 2, 3, 1) for value in seen[: len(results)]]
+        for found, value in zip([*images, *seen[len(results) :]], expected, strict=True):
+            assert found.dtype == value.dtype
+            assert torch.equal(found, value)
     hand.prefetch.close()
     hand.simulation.synchronize()
+
+
+def test_an_array_that_was_put_into_a_slot_is_forgotten_with_the_batch(hand: Hand) -> None:
+    slot = hand.copier.new_slot(BATCH, SHAPE, {"mask": RowType("|u1", (7,))})
+    slot.put("mask", np.full((BATCH, 3), 9, np.uint8))
+    slot.lay_out(WHOLE)
+    slot.more["mask"].fill(7)
+    mask = slot.parts(BATCH)[2]
+    assert mask.shape == (BATCH, 7)
+    assert (mask == 7).all()
 
 
 def test_loaders_of_a_device_share_one_stream_for_copies(simulate: Callable[..., Simulation]) -> None:
@@ -441,7 +519,7 @@ def test_a_batch_is_copied_in_pieces(hand: Hand, monkeypatch: pytest.MonkeyPatch
 def test_slots_begin_on_a_page_and_their_arrays_are_their_tensors(hand: Hand) -> None:
     slot = hand.copier.new_slot(BATCH, SHAPE)
     assert isinstance(slot, PinnedSlot)
-    images, numbers = slot.tensors
+    images, numbers = slot.parts(BATCH)
     for tensor, array in ((images, slot.images), (numbers[0], slot.labels), (numbers[1], slot.indices)):
         assert array.ctypes.data == tensor.data_ptr()
         assert array.size == tensor.numel()
@@ -521,7 +599,7 @@ def test_the_double_is_called_as_torch_is(double: type, real: type) -> None:
         assert ours == list(theirs)[: len(ours)], name
         assert all(theirs[more].default is not inspect.Parameter.empty for more in list(theirs)[len(ours) :]), name
     assert {"enable_timing", "blocking"} <= inspect.signature(torch.cuda.Event.__new__).parameters.keys()
-    for name in ("current_stream", "stream", "get_device_properties"):
+    for name in ("current_stream", "stream"):
         assert len(inspect.signature(getattr(torch.cuda, name)).parameters) == 1
 
 

@@ -1,8 +1,8 @@
-"""A loader that reads only what its transform sees gives the batches of one that reads whole pictures."""
+"""Gather threads make the pixels of a transform, from only what it sees of stored pictures, for every reader."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 from arrays import change_split, some_arrays
-from copiers import FakeCopier, FakeTransfer, finish_some
 from numpy.typing import NDArray
 from pictures import random_picture
 from PIL import Image
+from transforms import OF_BATCHES, SINGLE, name_of
 
-import shardio.loading.pipeline
 from shardio.augment import (
     CenterCrop,
     ColorJitter,
@@ -24,17 +23,17 @@ from shardio.augment import (
     Mixup,
     Normalize,
     Pad,
+    PerSample,
     RandomCrop,
     RandomResizedCrop,
     Resize,
     ToDtype,
+    recipe,
 )
-from shardio.augment.cut import Cut
+from shardio.augment.chain import Transform
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
-from shardio.kernels.built import _resample
 from shardio.loading.loader import ShardLoader
-from shardio.loading.prefetch import Tensors
 from shardio.reading.reader import MappedReader
 from shardio.reading.shardset import ShardSet
 from shardio.system.pour import direct_alignment
@@ -42,17 +41,6 @@ from shardio.system.pour import direct_alignment
 COUNT, HEIGHT, WIDTH = 53, 40, 36
 USUAL = Compose([RandomResizedCrop(24), HorizontalFlip(), Normalize("imagenet")])
 COLORED = Compose([RandomResizedCrop((20, 26)), ColorJitter(0.4), HorizontalFlip()])
-
-pytestmark = pytest.mark.skipif(_resample is None, reason="installed without the native kernels")
-
-
-@pytest.fixture(autouse=True)
-def one_thread_of_torch() -> Iterator[None]:
-    """So that one gather thread is enough."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +61,13 @@ def flat(batch: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 def check(path: Path, transform: Any = USUAL, batch_size: int = 7, epochs: int = 2, **options: Any) -> None:
-    """Compares every batch of both ways. A loader that compares checksums reads whole pictures."""
+    """Compares every batch with that of a loader which compares checksums, and so reads whole pictures."""
     options = {"device": "cpu", "tail": "short", "seed": 4, "return_indices": True, "num_threads": 2, **options}
     with (
         ShardLoader(path, batch_size, transform=transform, check="sample", **options) as whole,
         ShardLoader(path, batch_size, transform=transform, **options) as loader,
     ):
-        assert (whole.stats()["roi"], loader.stats()["roi"]) == (False, True)
+        assert (whole.stats()["roi"], loader.stats()["roi"]) == (True, True)
         for _ in range(epochs):
             for expected, found in zip(whole, loader, strict=True):
                 for one, other in zip(flat(expected), flat(found), strict=True):
@@ -200,63 +188,6 @@ def test_a_transform_may_be_set_between_epochs_and_not_in_one(path: Path, io: st
         loader.transform = None  # as nobody can go on with that epoch
 
 
-@pytest.fixture
-def far_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loaders on the CPU copy to a device that is the CPU, too, and resamples only what came with the batch."""
-    let_time_pass = finish_some(7)
-
-    def resampled(cut: Cut, pixels: torch.Tensor, parameters: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        assert np.array_equal(parameters, cut.parameters)
-        firsts, lines = places.numpy().T
-        bottoms = cut.windows.tops + cut.windows.heights - 1
-        last = (cut.windows.lefts + cut.windows.widths) * cut.num_channels
-        assert np.array_equal(firsts + bottoms * lines + last, cut.ends[1:])
-        images = cut.resampled(pixels)
-        return images if cut.how.dtype is None else images.to(cut.how.dtype)
-
-    def hand_over(transfer: FakeTransfer) -> Tensors:
-        if not transfer.finished:
-            transfer.wait()
-        return hand_over_later(transfer)
-
-    hand_over_later = FakeTransfer.hand_over
-    monkeypatch.setattr(FakeTransfer, "hand_over", hand_over)  # what is on the host looks at the device's memory
-    monkeypatch.setattr(shardio.loading.pipeline, "make_copier", lambda device: FakeCopier(let_time_pass))
-    monkeypatch.setattr(Cut, "resampled_on_cuda", resampled)
-
-
-@pytest.mark.usefixtures("far_away")
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
-@pytest.mark.parametrize("io", ["direct", "pread"])
-def test_windows_go_to_a_device_with_what_its_kernel_is_told(path: Path, io: str, prefetch: int) -> None:
-    if io == "direct" and direct_alignment(path / "train-00000.npy") is None:
-        pytest.skip("O_DIRECT does not work here")
-    check(path, Compose([RandomResizedCrop(24), ToDtype(torch.float16)]), io=io, prefetch=prefetch)
-    check(path, COLORED, io=io, prefetch=prefetch, arrays=["mask"])
-
-
-@pytest.mark.usefixtures("far_away")
-@pytest.mark.parametrize(("io", "windows"), [("mmap", False), ("auto", False), ("pread", True)])
-def test_a_device_gets_windows_only_if_they_come_from_storage(path: Path, io: Any, windows: bool) -> None:
-    with ShardLoader(path, 7, device="cpu", transform=USUAL, io=io, num_threads=2) as loader:
-        assert loader.stats()["roi"] is windows
-        assert loader.stats()["io"] == ("pread" if windows else "mmap")
-
-
-@pytest.mark.usefixtures("far_away")
-def test_a_set_larger_than_memory_goes_to_a_device_in_windows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.reading.choose.memory_left", lambda: 1)
-    monkeypatch.setattr("shardio.reading.choose.resident_share_of", lambda *_: 0.5)
-    with ShardLoader(path, 7, device="cpu", transform=USUAL, num_threads=2) as loader:
-        assert loader.stats()["roi"] is True
-        assert loader.stats()["io"] in ("direct", "pread")
-
-
-@pytest.mark.usefixtures("far_away")
-def test_a_transform_may_be_set_between_epochs_on_a_device(path: Path) -> None:
-    test_a_transform_may_be_set_between_epochs_and_not_in_one(path, "pread")
-
-
 def test_held_batches_stay_as_they_are_and_a_steady_loop_makes_no_new_slot(path: Path) -> None:
     with ShardLoader(path, 5, device="cpu", transform=USUAL, num_threads=2) as loader:
         held = list(loader)
@@ -274,35 +205,52 @@ def test_held_batches_stay_as_they_are_and_a_steady_loop_makes_no_new_slot(path:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "made"),
     [
-        {"check": "sample"},
-        {"transform": None},
-        {"transform": torch.clone},
-        {"transform": Normalize()},
+        ({"check": "sample"}, True),
+        ({"transform": None}, False),
+        ({"transform": torch.clone}, False),
+        ({"transform": PerSample(torch.clone)}, False),
+        ({"transform": Normalize()}, True),
+        ({"transform": ColorJitter(0.4)}, True),
     ],
-    ids=["checked", "none", "another", "of pixels"],
+    ids=["checked", "none", "another", "per sample", "normalized", "of pixels"],
 )
-def test_whole_pictures_are_read_where_they_are_needed(path: Path, options: dict[str, Any]) -> None:
+def test_whole_pictures_are_read_where_they_are_needed(path: Path, options: dict[str, Any], made: bool) -> None:
     with ShardLoader(path, 5, device="cpu", **{"transform": USUAL, **options}) as loader:
         list(loader)
         stats = loader.stats()
-        assert stats["roi"] is False
+        assert stats["roi"] is made
         assert stats["read_nbytes"] == 10 * 5 * HEIGHT * WIDTH * 3
 
 
-def test_gather_threads_take_the_place_of_torchs_only_if_there_are_as_many(path: Path) -> None:
-    torch.set_num_threads(3)
-    for num_threads, roi, made in ((2, False, 2), (3, True, 3), (None, True, 3)):
-        with ShardLoader(path, 5, device="cpu", transform=USUAL, num_threads=num_threads) as loader:
-            assert (loader.stats()["roi"], loader.stats()["num_threads"] >= made) == (roi, True)
-    torch.set_num_threads(40)
-    with ShardLoader(path, 5, device="cpu", transform=USUAL) as loader:
-        assert loader.stats()["roi"] is False
-        assert loader.stats()["num_threads"] < 40
+@pytest.mark.parametrize(
+    "transform", [*SINGLE, *OF_BATCHES, recipe("dino", 24), recipe("timm-rsb-a3", 24, 5)], ids=name_of
+)
+def test_batches_are_those_of_the_transform_called_by_hand(path: Path, transform: Transform) -> None:
+    masks = [] if transform.mixes else ["mask"]
+    options: dict[str, Any] = {"device": "cpu", "seed": 4, "tail": "short", "arrays": masks, "return_indices": True}
+    with ShardLoader(path, 20, **options) as plain, ExitStack() as stack:
+        ways = [
+            stack.enter_context(ShardLoader(path, 20, transform=transform, io=io, num_threads=threads, **options))
+            for io, threads in (("mmap", 1), ("pread", 3))
+        ]
+        for (stored, labels, indices, *more), *found in zip(plain, *ways, strict=True):
+            given = {"masks": {"mask": more[0]["mask"]}} if masks else {}
+            expected = transform(stored, labels, indices=indices, seed=4, epoch=0, **given)
+            images, targets, *moved = expected
+            for pixels, classes, _, *arrays in found:
+                assert all(map(torch.equal, as_views(pixels), as_views(images)))
+                assert torch.equal(classes, targets)
+                if masks:
+                    assert all(map(torch.equal, as_views(arrays[0]["mask"]), as_views(moved[0]["mask"])))
 
 
-def test_what_a_cut_raises_is_raised_where_the_batch_was_due(path: Path) -> None:
+def as_views(images: Any) -> tuple[torch.Tensor, ...]:
+    return images if isinstance(images, tuple) else (images,)
+
+
+def test_what_a_plan_raises_is_raised_where_the_batch_was_due(path: Path) -> None:
     with ShardLoader(path, 5, device="cpu", transform=CenterCrop(38), num_threads=1) as loader:
         with pytest.raises(ValueError, match="does not fit"):
             next(iter(loader))

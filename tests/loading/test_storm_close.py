@@ -21,8 +21,7 @@ import storm_close as tool
 import torch
 from leaks import num_descriptors
 
-from shardio.augment.boxes import Boxes
-from shardio.augment.resample import Resampling, resample
+from shardio.augment import Resize
 from shardio.cache.folder import Cache, _remove_trash
 from shardio.loading.gather import GatherThreads
 from shardio.loading.loader import ShardLoader
@@ -35,7 +34,6 @@ from shardio.system.threads import DaemonThread, ThreadPool
 
 CONCURRENT = tuple(package.__path__[0] for package in (concurrent.futures, multiprocessing))
 IMAGES = torch.zeros((16, 3, 8, 8), dtype=torch.uint8)
-BOXES = Boxes(*(np.full(16, value, float) for value in (0, 0, 8, 8)))
 # A prime, so that other points come in each case.
 STEP = 199
 CASES = [
@@ -94,7 +92,7 @@ def remove_trash(folder: Path) -> None:
         fsync_folder,
         remove_trash,
         lambda folder: open_nameless(),
-        lambda folder: resample(IMAGES, BOXES, np.zeros(16, bool), Resampling((4, 4))),
+        lambda folder: Resize(4)(IMAGES),
         lambda folder: catalogue._map(str, range(5)),
     ],
     ids=[

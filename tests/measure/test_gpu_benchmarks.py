@@ -60,18 +60,14 @@ def test_all_parts_for_a_gpu_end_within_nine_minutes_and_are_shown_without_one(
     assert all(f"{part.name}, at most {part.seconds} s:" in shown for part in all_gpu.PARTS)
 
 
-@pytest.mark.parametrize(
-    ("triton", "told"), [("__version__ = '3.99'", "Triton 3.99"), ("raise ImportError('no wheel')", "NO TRITON")]
-)
-def test_a_gpu_is_found_with_and_without_triton(
-    triton: str, told: str, all_gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_gpu_is_found_and_told_with_its_versions(
+    all_gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch_of_cuda = "__version__ = '2'\nclass version: cuda = '13'\nclass cuda: get_device_name = lambda: 'Made up'\n"
     (tmp_path / "torch.py").write_text(torch_of_cuda)
-    (tmp_path / "triton.py").write_text(triton)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = all_gpu.gpu_of(sys.executable)
-    assert found.startswith(f"Made up CUDA 13 torch 2 {told}")
+    assert found.startswith("Made up CUDA 13 torch 2 on ")
 
 
 def test_a_part_that_fails_or_takes_too_long_costs_no_other_part(
@@ -113,13 +109,6 @@ def test_figures_are_told_with_their_aims(all_gpu: ModuleType) -> None:
             "1          90,000  17.7    11.1     53    1.81   0.30    18.2   0.703",
             "4         110,000  21.6    12.3     53    1.81   0.30    18.2   0.861",
         ),
-        outcome(
-            "augmentation",
-            "uint8: floor                                   40.0 us a batch   ratio    1.00 (1.00 to 1.00)",
-            "uint8: fused kernel                            70.0 us a batch   ratio    1.78 (1.70 to 1.90)",
-            "uint8: fused kernel, as called                 90.0 us a batch   ratio    9.99 (1.70 to 1.90)",
-            "bfloat16: fused kernel                         99.0 us a batch   ratio    2.30 (2.20 to 2.40)",
-        ),
         outcome("training", "loss            0.42% (-0.10% to 0.90%), the aim is below 1%"),
     ]
     rows = {row["figure"]: (row["found"], row["met"]) for row in all_gpu.figures_of(outcomes)}
@@ -127,8 +116,6 @@ def test_figures_are_told_with_their_aims(all_gpu: ModuleType) -> None:
         "tests failed": (3, False),
         "tests passed": (120, True),
         "H2D, of bare pinned copies": (0.861, True),
-        "kernel, uint8, to its floor": (1.78, True),
-        "kernel, bf16, to its floor": (2.3, False),
         "% of a step lost to data": (0.42, True),
     }
     table = all_gpu.table_of(all_gpu.figures_of([outcome("tests", "== 7 passed in 1s ==")]))

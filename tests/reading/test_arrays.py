@@ -79,19 +79,23 @@ def test_every_reader_reads_pixels_windows_labels_and_arrays_of_any_samples(
     more["source"] = np.empty(count, np.int64)
     parts = {"arrays": tuple(ARRAYS), "order": np.argsort(is_second, kind="stable")}
     windows = Windows.of_one_size(4, 3, indices % 3, indices % 2)
-    for one in [None] if isinstance(reader, GuardedReader) else [None, windows]:
-        shape = (HEIGHT, WIDTH) if one is None else (4, 3)
+    whole = Windows.whole(count, HEIGHT, WIDTH)
+    for one in [None, whole] if isinstance(reader, GuardedReader) else [None, windows]:
+        shape = (4, 3) if one is windows else (HEIGHT, WIDTH)
         memory = SimpleNamespace(
             images=np.empty((count, *shape, 3), np.uint8), labels=np.empty(count, int), indices=np.empty(count, int)
         )
-        memory.more = more
-        pixels = SimpleNamespace(**vars(memory))
-        pixels.images = memory.images if one is None else memory.images.reshape(-1)
-        request = Request(indices, windows=one, ends=np.arange(count + 1) * 36, **parts)
+        memory.views, memory.more = (memory.images,), more
+
+        def make(pixels: Any, some: Any, views: Any, shape: Any = shape) -> None:
+            views[0][some] = pixels.reshape(len(some), *shape, 3)
+
+        ends = np.arange(count + 1) * shape[0] * shape[1] * 3
+        request = Request(indices, windows=one, ends=ends, make=make, **parts)
         for part in (slice(0, 13), slice(13, None)):
-            reader.read(request, pixels, part)
+            reader.read(request, memory, part)
         for got, picture, top, left in zip(memory.images, pictures, windows.tops, windows.lefts, strict=True):
-            expected = picture if one is None else picture[top : top + 4, left : left + 3]
+            expected = picture if one is not windows else picture[top : top + 4, left : left + 3]
             np.testing.assert_array_equal(got, expected)
         assert np.array_equal(memory.indices, indices)
         relabeled = isinstance(reader, MixedReader) & is_second

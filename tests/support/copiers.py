@@ -41,17 +41,20 @@ class FakeTransfer:
         self.slot = slot
         self.size = size
         self.number = self.stream.note_start(self)
-        self.images = torch.full(slot.images.shape, NOT_COPIED, dtype=torch.uint8)
-        images = self.images if self.images.ndim == 1 else self.images[:size].permute(0, 3, 1, 2)
+        views = [np.empty_like(view[:size]) for view in slot.views]
+        for view in views:
+            view.view(np.uint8).fill(NOT_COPIED)
+        self.views = tuple(torch.from_numpy(view).permute(0, 3, 1, 2) for view in views)
         more = {name: torch.from_numpy(np.zeros_like(array[:size])) for name, array in slot.more.items()}
+        images = self.views if len(views) > 1 else self.views[0]
         self.tensors = Tensors(images, torch.full((size,), -1), torch.full((size,), -1), more)
 
     def finish(self) -> None:
         assert not self.finished
         self.finished = True
         self.seconds = SECONDS
-        self.images.copy_(torch.from_numpy(self.slot.images))
         for tensor, array in (
+            *((view.permute(0, 2, 3, 1), array) for view, array in zip(self.views, self.slot.views, strict=True)),
             (self.tensors.labels, self.slot.labels),
             (self.tensors.indices, self.slot.indices),
             *((tensor, self.slot.more[name]) for name, tensor in self.tensors.more.items()),

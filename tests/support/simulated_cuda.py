@@ -49,7 +49,6 @@ class Simulation:
             Event=lambda **options: Event(self, **options),
             current_stream=lambda device: self.current,
             stream=self.stream,
-            get_device_properties=lambda device: SimpleNamespace(name="simulated"),
         )
         types = {"uint8": torch.uint8, "int64": torch.int64, "float32": torch.float32}
         return SimpleNamespace(cuda=cuda, empty=self.empty, inference_mode=torch.inference_mode, **types)
@@ -153,7 +152,7 @@ class _Allocation:
 class Tensor:
     """A tensor on the device. Operations know its memory but do not keep it from being freed, as with CUDA."""
 
-    device = "simulated"
+    device = torch.device("cuda")
 
     def __init__(
         self, allocation: _Allocation, shape: tuple[int, ...], dtype: torch.dtype, value: torch.Tensor | None = None
@@ -177,13 +176,13 @@ class Tensor:
         return len(self.value)
 
     def _view(self, value: torch.Tensor) -> Tensor:
-        return Tensor(self._allocation, value.shape, self.dtype, value)
+        return Tensor(self._allocation, value.shape, value.dtype, value)
 
     def __getitem__(self, part: slice | int) -> Tensor:
         return self._view(self.value[part])
 
-    def view(self, shape: tuple[int, ...]) -> Tensor:
-        return self._view(self.value.view(shape))
+    def view(self, how: tuple[int, ...] | torch.dtype) -> Tensor:
+        return self._view(self.value.view(how))  # type: ignore[arg-type]
 
     def permute(self, *axes: int) -> Tensor:
         return self._view(self.value.permute(*axes))

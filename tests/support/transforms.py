@@ -86,7 +86,7 @@ RANDOM: list[Transform] = [
 OF_BATCHES: list[Transform] = [
     CutMix(5, 0.8, 0.9, True, "flip", 0.1, (0.2, 0.8)),
     Compose([ToDtype(torch.float32), Mixup(5, 0.2)]),
-    Mixup(5, per_sample=True),
+    Compose([Normalize(0.5, 0.5), Mixup(5, per_sample=True)]),
     Views([RandomCrop(9), Compose([RandomCrop(8), RandomGrayscale()])]),
 ]
 """Transforms whose result is made of several pictures, or is several."""

@@ -1,8 +1,6 @@
-"""Runs the steps of a batch by operations of torch, on any device. This code defines the result of each Op.
+"""Defines the result of each Op, by operations of torch: the oracle of `_pixels.c`.
 
-The kernel in C (on the CPU) and `shardio.augment.pixels_cuda` (on CUDA) give the same results within one gray level.
-All images of a step with the same Op are changed together. The host knows the Op of each image, and never waits for the
-device. Arithmetic is float32, as in torchvision for uint8 images.
+All images of a step with the same Op are changed together. Arithmetic is float32, as in torchvision for uint8 images.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from torch import Tensor
 
 from shardio.augment.resample import to_device
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Steps
-from shardio.kernels import pixels as kernel
 
 # Coordinates are whole numbers of this part of a pixel, so that all devices choose the same pixels.
 _BITS = 32
@@ -28,23 +25,6 @@ _GRAY = (0.2989, 0.587, 0.114)
 
 _Operation = Callable[[Tensor, NDArray[np.float64]], Tensor]
 _Table = Callable[[NDArray[np.float32], NDArray[np.float64]], NDArray[np.floating]]
-
-
-def run_steps(images: Tensor, steps: Steps, *, native: bool = kernel.AVAILABLE) -> Tensor:
-    """Returns the images after their steps, uint8 (B, C, H, W) in channels_last memory.
-
-    `images` may be changed in place and returned, so pass a fresh result of `resample`, or a clone. With `native`, the
-    kernel in C does the work on the CPU, in as many threads as torch has. The kernel raises ValueError if an operation
-    cannot take its values; some images may have been changed by then.
-    """
-    steps = tuple(step for step in steps if not step.does_nothing)
-    if not steps or not images.numel():
-        return images
-    if not native or images.device.type != "cpu":
-        return run_steps_by_torch(images, steps)
-    pixels = images.detach().permute(0, 2, 3, 1).contiguous().numpy()
-    kernel.run_steps(pixels, np.stack([step.codes for step in steps]), np.stack([step.values for step in steps]))
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
 def run_steps_by_torch(images: Tensor, steps: Steps) -> Tensor:

@@ -1,0 +1,153 @@
+"""Plan, which says what a transform makes of each sample of a batch, before any image is read.
+
+Random numbers do not depend on pixels. So the changes of single images are recorded first, and the threads that read
+the images make their pixels (`Plan.make`). What works on whole batches, or looks at pixels, is called with the results
+(`Plan.finish`): from the first Mixup, CutMix, RandomErasing or PerSample on, or from the first step after Normalize.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shardio.augment.arguments import is_of_shardio
+from shardio.augment.batch import Arrays, Batch, Images, sizes_of
+from shardio.augment.boxes import Draws
+from shardio.augment.chain import Compose, Transform, Views, branches_of, is_recorded, results_of, runs_anywhere
+from shardio.augment.masks import Masks
+from shardio.augment.resample import as_made
+from shardio.augment.stage import Numbers, Pixels, joined, moved_by, run, run_and_cast, windows_of
+from shardio.kernels.rowcopy import Windows
+
+
+def makes_pixels(transform: Transform, casts: bool) -> bool:
+    """Returns whether a transform begins with changes of single images, which the threads that read make.
+
+    With `casts`, Normalize and ToDtype are such changes.
+    """
+    if type(transform) is Compose:
+        return any(makes_pixels(part, casts) for part in [*transform.transforms][:1])
+    if type(transform) is Views:
+        return any(makes_pixels(part, casts) for part in transform.transforms)
+    return (casts and transform.casts and is_of_shardio(type(transform))) or is_recorded(transform)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a transform makes of a batch. Immutable; any thread may make some of the images.
+
+    `views` are planned batches without recorded changes, except for the cast; one, if the transform has no Views.
+    `source` is the height, width and channels of stored images. For `whole_lines` see `joined`; with `reads_all`, whole
+    images are read.
+    """
+
+    transform: Transform
+    views: tuple[Batch, ...]
+    source: tuple[int, int, int]
+    whole_lines: int = 0
+    reads_all: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        transform: Transform,
+        draws: Draws,
+        source: tuple[int, int, int],
+        sizes: Numbers | None = None,
+        whole_lines: int = 0,
+        casts: bool = True,
+        reads_all: bool = False,
+    ) -> Plan:
+        """Returns the plan of a batch of the samples of `draws`. Raises the errors of the transform.
+
+        - `source`: the height, width and channels of stored images; for `sizes` see `Transform.__call__`
+        - `casts`: whether Normalize and ToDtype are made by `make` too, and not by `finish`
+        """
+        height, width, channels = source
+        images = torch.empty((len(draws.counters), channels, height, width), dtype=torch.uint8, device="meta")
+        batch = Batch(images, draws, sizes_of(images) if sizes is None else sizes, casts=casts)
+        views = branches_of([(transform, type(transform).__name__)], batch)
+        return cls(transform, tuple(view.closed() for view in views), source, whole_lines, reads_all)
+
+    def __len__(self) -> int:
+        return len(self.views[0])
+
+    @cached_property
+    def windows(self) -> Windows:
+        """The pixels of each stored image that `make` reads."""
+        if self.reads_all:
+            return Windows.whole(len(self), *self.source[:2])
+        several = [windows_of(view.stages, self.source, len(self)) for view in self.views]
+        return joined(several, self.whole_lines, self.source[:2])
+
+    @cached_property
+    def ends(self) -> NDArray[np.int64]:
+        """Byte offsets in memory with all windows in a row, int64 (B + 1,): window i is from ends[i] to ends[i + 1]."""
+        return np.concatenate([[0], (self.windows.num_pixels * self.source[2]).cumsum()])
+
+    @property
+    def results(self) -> list[tuple[tuple[int, ...], Any]]:
+        """The shape (B, height, width, channels) and the NumPy dtype of what `make` writes for each view."""
+        return [((len(self), *view.images.shape[2:], self.source[2]), view.how.kernel_dtype) for view in self.views]
+
+    @cached_property
+    def _num_shared(self) -> int:
+        """The number of stages that all views have in common."""
+        first, number = self.views[0].stages, 0
+        if len(self.views) > 1:
+            while all(len(view.stages) > number and view.stages[number] is first[number] for view in self.views):
+                number += 1
+        return number
+
+    def make(self, pixels: Pixels, some: Numbers, outs: Sequence[NDArray[Any]]) -> None:
+        """Makes the images `some`, numbers in the batch, in ascending order. Writes view k to `outs[k][some]`.
+
+        `pixels`, uint8 (n,), has the windows of these images, one after the other. `outs` has an array for each of
+        `results`.
+        """
+        windows, source, shared = self.windows[some], self.source, self._num_shared
+        if shared:
+            made = run(self.views[0].stages[:shared], source, pixels, windows, some)
+            pixels, windows, source = made.reshape(-1), Windows.whole(len(some), *made.shape[1:3]), made.shape[1:]
+        for view, out in zip(self.views, outs, strict=True):
+            run_and_cast(view.stages[shared:], source, pixels, windows, some, out, view.how)
+
+    def finish(
+        self,
+        images: Sequence[torch.Tensor],
+        labels: torch.Tensor | None,
+        masks: Mapping[str, torch.Tensor] | None = None,
+    ) -> tuple[Images, torch.Tensor | None, Arrays | None]:
+        """Applies what is left of the transform. Returns images, labels or None, and masks by name or None.
+
+        `images` are the results of `make`, (B, C, height, width) each, in channels_last memory, and may be changed in
+        place. For `labels` and `masks`, of the stored images, see `Transform.__call__`.
+        """
+        stand_in = torch.empty((), dtype=torch.uint8).expand((len(self), self.source[2], *self.source[:2]))
+        moving = Masks.of(stand_in, masks, self.transform.mask_fill)
+        done: list[Batch] = []
+        for view, pixels in zip(self.views, images, strict=True):
+            moved = None if moving is None else moved_by(view.stages, moving)
+            batch = Batch(as_made(pixels, view.how), view.draws, view.sizes, labels, moved)
+            done += [each.finished() for each in branches_of(view.rest, batch)]
+        return results_of(done, self.transform.has_views)
+
+    def split(self) -> tuple[Plan, Plan]:
+        """Returns the plan without the last transforms that also take images on a GPU, and with nothing but them."""
+        before, after = [], []
+        for view in self.views:
+            number = len(view.rest)
+            while number and runs_anywhere(view.rest[number - 1][0]):
+                number -= 1
+            # RandomErasing of uint8 images may have to undo that they were squashed.
+            while number < len(view.rest) and not (view.rest[number][0].casts or view.rest[number][0].mixes):
+                number += 1
+            before.append(replace(view, rest=view.rest[:number]))
+            after.append(replace(view, stages=(), rest=view.rest[number:]))
+        return replace(self, views=tuple(before)), replace(self, views=tuple(after))

@@ -1,0 +1,324 @@
+"""Stages: what transforms do to each image of a batch, and the calls of the kernels in C that do it.
+
+Transforms record stages before any image is read: random numbers do not depend on pixels. Then any thread may make the
+pixels of any images of the batch, from the windows that the first stage reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.augment.boxes import Boxes, outside_places
+from shardio.augment.masks import Masks
+from shardio.augment.resample import Resampling, axes_of, cast_images, make_spans, resample_windows
+from shardio.augment.steps import Steps
+from shardio.kernels import pixels as pixels_kernel
+from shardio.kernels import resample as resample_kernel
+from shardio.kernels.rowcopy import Windows
+
+Numbers = NDArray[np.int64]
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Where a window of the results begins in each resized image, and what is outside of the image.
+
+    Image i is resized to `sizes[i]`. Its result begins at row and column `firsts[i]` of that, which may be negative.
+    Both are int64 (B, 2). For `mode` and `fill`, a number for each channel, see `Pad`.
+    """
+
+    sizes: Numbers
+    firsts: Numbers
+    mode: str = "constant"
+    fill: tuple[float, ...] = (0,)
+
+    def outside(self, size: tuple[int, int]) -> list[Numbers]:
+        """Returns the row and the column of the resized image for each row and column of the results, (B, side) each.
+
+        -1 is outside of the image.
+        """
+        return [outside_places(self.firsts[:, i], self.sizes[:, i], size[i], self.mode) for i in range(2)]
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One pass over each image of a batch. Immutable; any thread may make some of the images.
+
+    - `count`: the number of images; `source`: their height, width and channels; `size`: the results' height and width
+    - `boxes`, `within`, `how`: each image is cropped and resized as in `Batch`. `boxes` None: the whole image.
+    - `flips`, bool (B,): which images are mirrored then; None: no image
+    - `placement`: the results are windows of images that were resized to other sizes
+    - `steps`: what is done to the results in the end
+    """
+
+    count: int
+    source: tuple[int, int, int]
+    size: tuple[int, int]
+    boxes: Boxes | None
+    within: Boxes | None
+    flips: NDArray[np.bool_] | None
+    how: Resampling
+    placement: Placement | None = None
+    steps: Steps = ()
+
+    @property
+    def _region(self) -> Boxes:
+        return self.boxes or Boxes.whole(self.count, *self.source[:2])
+
+    @cached_property
+    def _spans(self) -> NDArray[np.float64]:
+        """The spans of the boxes, as from `make_spans`, with limits narrowed to the pixels that the filter reads."""
+        region = self._region
+        spans = make_spans(region, self.within or region, *self.source[:2])
+        for axis, span in enumerate(spans):
+            start, length, low, high = span.T
+            scale = length / (self.size[axis] if self.placement is None else self.placement.sizes[:, axis])
+            reach = self.how.radius * (np.maximum(scale, 1) if self.how.antialias else 1)
+            span[:, 2] = np.maximum(low, np.floor(start - reach))
+            span[:, 3] = np.minimum(high, np.ceil(start + length + reach))
+        return spans
+
+    @property
+    def _is_copy(self) -> bool:
+        return self.boxes is None and self.flips is None and self.placement is None
+
+    def part(self, some: slice) -> Stage:
+        """Returns the stage of some of the images."""
+        placement = self.placement
+        if placement is not None:
+            placement = replace(placement, sizes=placement.sizes[some], firsts=placement.firsts[some])
+        how = self.how if self.how.cubic is None else replace(self.how, cubic=self.how.cubic[some])
+        return replace(
+            self,
+            count=len(range(*some.indices(self.count))),
+            boxes=self.boxes and self.boxes[some],
+            within=self.within and self.within[some],
+            flips=None if self.flips is None else self.flips[some],
+            how=how,
+            placement=placement,
+            steps=tuple(replace(step, codes=step.codes[some], values=step.values[some]) for step in self.steps),
+        )
+
+    def windows(self) -> Windows:
+        """Returns the pixels of each image that the stage reads."""
+        if self._is_copy:
+            return Windows.whole(self.count, *self.source[:2])
+        (tops, lefts), (ends, rights) = (self._spans[:, :, side].astype(np.int64) for side in (2, 3))
+        return Windows(tops, lefts, ends - tops, rights - lefts)
+
+    def make(self, pixels: Pixels, windows: Windows, some: Numbers, out: Pixels) -> None:
+        """Writes the results of the images `some` to `out`, (len(some), *size, channels), C-contiguous.
+
+        `pixels`, uint8 (n,), has the windows of these images, one after the other.
+        """
+        if self._is_copy:
+            out.reshape(-1)[:] = pixels
+        elif self.placement is None:
+            self._resample(pixels, windows, some, out)
+        else:
+            self._place(self.placement, pixels, windows, some, out)
+        if self.steps:
+            codes, values = (np.stack([getattr(step, name)[some] for step in self.steps]) for name in _STEP)
+            pixels_kernel.run_steps(out, codes, values)
+
+    def cast(self, pixels: Pixels, windows: Windows, some: Numbers, out: NDArray[Any], how: Resampling) -> bool:
+        """Writes results that are normalized and cast as `how` says to `out[some]`, if that is one pass with this one.
+
+        Returns False, and writes nothing, if it is not.
+        """
+        if self.steps or self.placement is not None:
+            return False
+        both = replace(self.how, statistics=how.statistics, dtype=how.dtype)
+        self._resample(pixels, windows, some, out, both, some)
+        return True
+
+    def _resample(
+        self,
+        pixels: Pixels,
+        windows: Windows,
+        some: Numbers,
+        out: NDArray[Any],
+        how: Resampling | None = None,
+        lines: Numbers | None = None,
+    ) -> None:
+        flips = np.zeros(len(some), bool) if self.flips is None else self.flips[some]
+        how = replace(how or self.how, size=self.size)
+        resample_windows(pixels, windows, self._spans[:, some], flips, out, how, lines, some)
+
+    def _place(self, placement: Placement, pixels: Pixels, windows: Windows, some: Numbers, out: Pixels) -> None:
+        """Makes one image after the other, as their sizes differ."""
+        width = self.size[1]
+        sides = windows.sides
+        ends = np.concatenate([[0], (windows.num_pixels * self.source[2]).cumsum()])
+        shown = placement.outside(self.size)
+        cubic = self.how.interpolation == "bicubic" if self.how.cubic is None else self.how.cubic
+        for line, i in enumerate(some.tolist()):
+            one, (tall, wide), (top, left) = slice(i, i + 1), placement.sizes[i].tolist(), placement.firsts[i].tolist()
+            mirrored = self.flips is not None and bool(self.flips[i])
+            resample_kernel.resample_windows(
+                pixels[ends[line] : ends[line + 1]],
+                sides[line : line + 1],
+                axes_of(self._spans[:, one], (tall, wide)),
+                np.zeros(1, bool),
+                out[line : line + 1],
+                cubic=cubic if isinstance(cubic, bool) else cubic[one],
+                antialias=self.how.antialias,
+                resized=(tall, wide),
+                first=(top, wide - left - width if mirrored else left),  # of the part that is mirrored then
+            )
+            picture = out[line]
+            if mirrored:
+                picture[:] = picture[:, ::-1].copy()
+            rows, columns = (places[i] for places in shown)
+            outside = min(rows.min(), columns.min()) < 0
+            if placement.mode != "constant":
+                picture[:] = picture.take(rows - top, axis=0).take(columns - left, axis=1)
+            elif outside and any(placement.fill):
+                level = np.array(placement.fill).astype(np.uint8)
+                picture[rows < 0] = level
+                picture[:, columns < 0] = level
+
+    def move(self, masks: Masks) -> Masks:
+        """Returns the masks of the results from the masks of the images, of a whole batch."""
+        flips = np.zeros(self.count, bool) if self.flips is None else self.flips
+        if self.placement is None:
+            return masks.moved(None if self._is_copy else self._region, flips, self.size, self.steps)
+        placement = self.placement
+        masks = masks.placed(self._region, flips, placement.sizes, self.size, placement.firsts, placement.mode)
+        return masks.moved(None, flips, self.size, self.steps)
+
+
+_STEP = ("codes", "values")
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Stages of several alternatives, of which each image gets one: image i gets `alternatives[numbers[i]]`."""
+
+    source: tuple[int, int, int]
+    size: tuple[int, int]
+    numbers: Numbers
+    alternatives: tuple[Stages, ...]
+
+    def part(self, some: slice) -> Choice:
+        """Returns the choice of some of the images."""
+        alternatives = tuple(tuple(stage.part(some) for stage in stages) for stages in self.alternatives)
+        return replace(self, numbers=self.numbers[some], alternatives=alternatives)
+
+    def windows(self) -> Windows:
+        """Returns the pixels of each image that its alternative reads."""
+        count = len(self.numbers)
+        return Windows.picked([windows_of(stages, self.source, count) for stages in self.alternatives], self.numbers)
+
+    def make(self, pixels: Pixels, windows: Windows, some: Numbers, out: Pixels) -> None:
+        """Writes the results of the images `some` to `out`. See `Stage.make`."""
+        numbers = self.numbers[some]
+        ends = np.concatenate([[0], (windows.num_pixels * self.source[2]).cumsum()])
+        for number in np.unique(numbers).tolist():
+            mine = np.flatnonzero(numbers == number)
+            part = pixels if len(mine) == len(some) else np.concatenate([pixels[ends[i] : ends[i + 1]] for i in mine])
+            out[mine] = run(self.alternatives[number], self.source, part, windows[mine], some[mine])
+
+    def cast(self, pixels: Pixels, windows: Windows, some: Numbers, out: NDArray[Any], how: Resampling) -> bool:
+        return False
+
+    def move(self, masks: Masks) -> Masks:
+        """Returns the masks of the results from the masks of the images, of a whole batch."""
+        moved = [moved_by(stages, masks) for stages in self.alternatives]
+        return Masks.chosen(moved, self.numbers)
+
+
+Stages = tuple["Stage | Choice", ...]
+
+
+def windows_of(stages: Stages, source: tuple[int, int, int], count: int) -> Windows:
+    """Returns the pixels of each of `count` images of `source` that stages read."""
+    if stages:
+        return stages[0].windows()
+    return Windows.whole(count, *source[:2])
+
+
+def run(
+    stages: Stages,
+    source: tuple[int, int, int],
+    pixels: Pixels,
+    windows: Windows,
+    some: Numbers,
+    out: Pixels | None = None,
+) -> Pixels:
+    """Returns the results of stages for the images `some`, (len(some), height, width, channels); in `out` if given.
+
+    `source` is the shape of an image. For `pixels` and `windows` see `Stage.make`.
+    """
+    made = pixels.reshape(len(some), *source) if not stages else None
+    for number, stage in enumerate(stages):
+        if made is not None:
+            pixels, windows = made.reshape(-1), Windows.whole(len(some), *made.shape[1:3])
+        is_last = number == len(stages) - 1 and out is not None
+        made = out if is_last else np.empty((len(some), *stage.size, source[2]), np.uint8)
+        assert made is not None
+        stage.make(pixels, windows, some, made)
+    assert made is not None
+    if out is not None and made is not out:
+        out[...] = made
+    return made
+
+
+def run_and_cast(
+    stages: Stages,
+    source: tuple[int, int, int],
+    pixels: Pixels,
+    windows: Windows,
+    some: Numbers,
+    out: NDArray[Any],
+    how: Resampling,
+) -> None:
+    """Writes the results of stages for the images `some`, normalized and cast as `how` says, to `out[some]`.
+
+    `out` has the results of the whole batch, of dtype `how.kernel_dtype`.
+    """
+    is_row = len(some) == some[-1] - some[0] + 1
+    if out.dtype == np.uint8:
+        made = run(stages, source, pixels, windows, some, out[some[0] : some[-1] + 1] if is_row else None)
+        if not is_row:
+            out[some] = made
+        return
+    if len(stages) > 1:
+        made = run(stages[:-1], source, pixels, windows, some)
+        pixels, windows, source = made.reshape(-1), Windows.whole(len(some), *made.shape[1:3]), made.shape[1:]
+    if stages and stages[-1].cast(pixels, windows, some, out, how):
+        return
+    if stages:
+        made = run(stages[-1:], source, pixels, windows, some)
+        pixels, windows, source = made.reshape(-1), Windows.whole(len(some), *made.shape[1:3]), made.shape[1:]
+    cast_images(pixels.reshape(len(some), *source), out, how, some)
+
+
+def moved_by(stages: Stages, masks: Masks) -> Masks:
+    """Returns masks of a batch after stages."""
+    for stage in stages:
+        masks = stage.move(masks)
+    return masks
+
+
+def joined(several: Sequence[Windows], whole_lines: int, size: tuple[int, int]) -> Windows:
+    """Returns the smallest window of each image that covers its window in each of `several`.
+
+    If `whole_lines` is not 0, windows consist of whole lines of images of `size`, and begin and end at line numbers
+    that are multiples of `whole_lines`, or at the image's end.
+    """
+    tops, lefts = (np.min([getattr(each, name) for each in several], axis=0) for name in ("tops", "lefts"))
+    ends = np.max([each.tops + each.heights for each in several], axis=0)
+    rights = np.max([each.lefts + each.widths for each in several], axis=0)
+    if whole_lines:
+        tops = tops // whole_lines * whole_lines
+        ends = np.minimum(-(-ends // whole_lines) * whole_lines, size[0])
+        lefts, rights = np.zeros_like(lefts), np.full_like(rights, size[1])
+    return Windows(tops, lefts, ends - tops, rights - lefts)
