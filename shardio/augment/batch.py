@@ -3,8 +3,8 @@
 A batch records crops, resizes, flips, color operations, a normalization and a cast. So several changes take one pass
 over the pixels: a `Stage`. The stage is computed when a transform needs its pixels, and at the end.
 
-A planned batch has no pixels, only the shape of images that will be read later. It collects stages, and its `rest` has
-the transforms that can only be applied when the pixels are there. See `shardio.augment.plan`.
+A deferred batch has no pixels, only the shape of images that will be read later. It collects stages, and its `rest` has
+the transforms that can only be applied when the pixels are there. See `shardio.augment.program`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from shardio.augment.boxes import Boxes, Draws
 from shardio.augment.masks import Masks
 from shardio.augment.resample import Interpolation, Resampling, as_made, normalized
-from shardio.augment.stage import Choice, Placement, Stage, Stages, moved_by, run_and_cast
+from shardio.augment.stage import Canvas, Choice, Stage, Stages, moved_by, run_and_cast
 from shardio.augment.steps import NEEDS_RGB, Op, Step, Steps
 from shardio.kernels.pixels import in_slices
 from shardio.kernels.rowcopy import Windows
@@ -46,7 +46,7 @@ class Batch:
     A field that is None records no change. `masks` are the masks of `images`, before the changes. With several views of
     each image, the other fields have all images of the first view, then all images of the next view.
 
-    The images of a planned batch are on torch's device "meta", after `stages`. `casts` says whether Normalize and
+    The images of a deferred batch are on torch's device "meta", after `stages`. `casts` says whether Normalize and
     ToDtype are recorded, or left to `rest`.
     """
 
@@ -173,7 +173,7 @@ class Batch:
         return Batch(images, self.draws, sizes_of(images), self.labels, masks)
 
     @property
-    def is_planned(self) -> bool:
+    def is_deferred(self) -> bool:
         return self.images.device.type == "meta"
 
     def part(self, some: slice, num_shared: int) -> Batch:
@@ -183,8 +183,8 @@ class Batch:
         return replace(self, images=images, sizes=self.sizes[some], stages=stages)
 
     def closed(self) -> Batch:
-        """Returns the batch after all recorded changes. A planned batch keeps the cast, and `rest`."""
-        if not self.is_planned:
+        """Returns the batch after all recorded changes. A deferred batch keeps the cast, and `rest`."""
+        if not self.is_deferred:
             return self.finished()
         plain = replace(self, how=replace(self.how, statistics=None, dtype=None), rest=()).finished()
         cast = replace(_UNCHANGED, statistics=self.how.statistics, dtype=self.how.dtype)
@@ -193,9 +193,9 @@ class Batch:
     def finished(self) -> Batch:
         """Computes the recorded changes. Returns a batch of the new images. Raises ValueError if their sizes differ.
 
-        A planned batch gets a stage more instead.
+        A deferred batch gets a stage more instead.
         """
-        if self.is_whole and self.how.made == torch.uint8 and (self.is_planned or len(self.images) == len(self)):
+        if self.is_whole and self.how.made == torch.uint8 and (self.is_deferred or len(self.images) == len(self)):
             return self
         sizes = self.sizes if self.boxes is None else np.tile(np.array(self.size), (len(self), 1))
         return self.after(None if self.is_whole else self._stage(), sizes)
@@ -232,8 +232,8 @@ class Batch:
         boxes = Boxes.picked([boxes, part.inside_of(boxes, sizes)], inside.astype(np.int64))
         sizes, firsts = np.where(inside[:, None], size, sizes), np.where(inside[:, None], 0, firsts)
         within = self.within if self.resized else None
-        placement = Placement(sizes, firsts, mode, tuple(fill))
-        stage = replace(self._stage(size), boxes=boxes, within=within, placement=placement, steps=())
+        canvas = Canvas(sizes, firsts, mode, tuple(fill))
+        stage = replace(self._stage(size), boxes=boxes, within=within, canvas=canvas, steps=())
         return self.after(stage, np.tile(np.array(size), (len(self), 1)))
 
     def _stage(self, size: tuple[int, int] | None = None) -> Stage:
@@ -246,7 +246,7 @@ class Batch:
     def after(self, stage: Stage | Choice | None, sizes: NDArray[np.int64]) -> Batch:
         """Returns the batch after `stage` and the recorded cast. `sizes` become the sizes before any squashing."""
         stages = () if stage is None else (stage,)
-        if self.is_planned:
+        if self.is_deferred:
             assert not self.is_cast
             shape = (len(self), self.images.shape[1], *stage.size) if stage else self.images.shape
             images = torch.empty(shape, dtype=torch.uint8, device="meta")

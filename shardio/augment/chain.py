@@ -191,12 +191,12 @@ Piece = tuple[Transform, str]
 def branches_of(pieces: Iterable[Piece], batch: Batch) -> list[Batch]:
     """Applies transforms in order. Returns a list of one batch, or of a batch per view of the last transform.
 
-    A planned batch notes in its `rest` the transforms that cannot be applied before its pixels are there.
+    A deferred batch notes in its `rest` the transforms that cannot be applied before its pixels are there.
     """
     batches = [batch]
     for transform, purpose in pieces:
         batch = batches[0]
-        if batch.is_planned and _must_wait(transform, batch):
+        if batch.is_deferred and _must_wait(transform, batch):
             batches = [replace(batch, rest=(*batch.rest, (transform, purpose)))]
         else:
             batches = transform.branches(batch, purpose)

@@ -68,7 +68,7 @@ def _computed(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
                 f"RandomApply, RandomChoice and RandomOrder can choose among images of one size and dtype only; "
                 f"found {found}"
             )
-        if base.is_planned:
+        if base.is_deferred:
             continue
         mine = to_device(torch.from_numpy(numbers == number), images.device)
         images = torch.where(mine[:, None, None, None], other.images, images)
@@ -76,7 +76,7 @@ def _computed(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
             if other.labels.shape != labels.shape:
                 raise ValueError("RandomChoice: all transforms must mix labels, or none of them; found both kinds")
             labels = torch.where(mine[:, None] if labels.ndim == 2 else mine, other.labels, labels)
-    if base.is_planned:
+    if base.is_deferred:
         channels, height, width = base.images.shape[1:]
         stages = tuple(other.stages[len(base.stages) :] for other in done)
         choice = Choice((height, width, channels), (images.shape[2], images.shape[3]), numbers, stages)

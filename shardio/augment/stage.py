@@ -27,7 +27,7 @@ Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
-class Placement:
+class Canvas:
     """Where a window of the results begins in each resized image, and what is outside of the image.
 
     Image i is resized to `sizes[i]`. Its result begins at row and column `firsts[i]` of that, which may be negative.
@@ -54,7 +54,7 @@ class Stage:
     - `count`: the number of images; `source`: their height, width and channels; `size`: the results' height and width
     - `boxes`, `within`, `how`: each image is cropped and resized as in `Batch`. `boxes` None: the whole image.
     - `flips`, bool (B,): which images are mirrored then; None: no image
-    - `placement`: the results are windows of images that were resized to other sizes
+    - `canvas`: the results are windows of images that were resized to other sizes
     - `steps`: what is done to the results in the end
     """
 
@@ -65,7 +65,7 @@ class Stage:
     within: Boxes | None
     flips: NDArray[np.bool_] | None
     how: Resampling
-    placement: Placement | None = None
+    canvas: Canvas | None = None
     steps: Steps = ()
 
     @property
@@ -79,7 +79,7 @@ class Stage:
         spans = make_spans(region, self.within or region, *self.source[:2])
         for axis, span in enumerate(spans):
             start, length, low, high = span.T
-            scale = length / (self.size[axis] if self.placement is None else self.placement.sizes[:, axis])
+            scale = length / (self.size[axis] if self.canvas is None else self.canvas.sizes[:, axis])
             reach = self.how.radius * (np.maximum(scale, 1) if self.how.antialias else 1)
             span[:, 2] = np.maximum(low, np.floor(start - reach))
             span[:, 3] = np.minimum(high, np.ceil(start + length + reach))
@@ -87,13 +87,13 @@ class Stage:
 
     @property
     def _is_copy(self) -> bool:
-        return self.boxes is None and self.flips is None and self.placement is None
+        return self.boxes is None and self.flips is None and self.canvas is None
 
     def part(self, some: slice) -> Stage:
         """Returns the stage of some of the images."""
-        placement = self.placement
-        if placement is not None:
-            placement = replace(placement, sizes=placement.sizes[some], firsts=placement.firsts[some])
+        canvas = self.canvas
+        if canvas is not None:
+            canvas = replace(canvas, sizes=canvas.sizes[some], firsts=canvas.firsts[some])
         how = self.how if self.how.cubic is None else replace(self.how, cubic=self.how.cubic[some])
         return replace(
             self,
@@ -102,7 +102,7 @@ class Stage:
             within=self.within and self.within[some],
             flips=None if self.flips is None else self.flips[some],
             how=how,
-            placement=placement,
+            canvas=canvas,
             steps=tuple(replace(step, codes=step.codes[some], values=step.values[some]) for step in self.steps),
         )
 
@@ -120,10 +120,10 @@ class Stage:
         """
         if self._is_copy:
             out.reshape(-1)[:] = pixels
-        elif self.placement is None:
+        elif self.canvas is None:
             self._resample(pixels, windows, some, out)
         else:
-            self._place(self.placement, pixels, windows, some, out)
+            self._place(self.canvas, pixels, windows, some, out)
         if self.steps:
             codes, values = (np.stack([getattr(step, name)[some] for step in self.steps]) for name in _STEP)
             pixels_kernel.run_steps(out, codes, values)
@@ -133,7 +133,7 @@ class Stage:
 
         Returns False, and writes nothing, if it is not.
         """
-        if self.steps or self.placement is not None:
+        if self.steps or self.canvas is not None:
             return False
         both = replace(self.how, statistics=how.statistics, dtype=how.dtype)
         self._resample(pixels, windows, some, out, both, some)
@@ -152,15 +152,15 @@ class Stage:
         how = replace(how or self.how, size=self.size)
         resample_windows(pixels, windows, self._spans[:, some], flips, out, how, lines, some)
 
-    def _place(self, placement: Placement, pixels: Pixels, windows: Windows, some: Numbers, out: Pixels) -> None:
+    def _place(self, canvas: Canvas, pixels: Pixels, windows: Windows, some: Numbers, out: Pixels) -> None:
         """Makes one image after the other, as their sizes differ."""
         width = self.size[1]
         sides = windows.sides
         ends = np.concatenate([[0], (windows.num_pixels * self.source[2]).cumsum()])
-        shown = placement.outside(self.size)
+        shown = canvas.outside(self.size)
         cubic = self.how.interpolation == "bicubic" if self.how.cubic is None else self.how.cubic
         for line, i in enumerate(some.tolist()):
-            one, (tall, wide), (top, left) = slice(i, i + 1), placement.sizes[i].tolist(), placement.firsts[i].tolist()
+            one, (tall, wide), (top, left) = slice(i, i + 1), canvas.sizes[i].tolist(), canvas.firsts[i].tolist()
             mirrored = self.flips is not None and bool(self.flips[i])
             resample_kernel.resample_windows(
                 pixels[ends[line] : ends[line + 1]],
@@ -178,20 +178,20 @@ class Stage:
                 picture[:] = picture[:, ::-1].copy()
             rows, columns = (places[i] for places in shown)
             outside = min(rows.min(), columns.min()) < 0
-            if placement.mode != "constant":
+            if canvas.mode != "constant":
                 picture[:] = picture.take(rows - top, axis=0).take(columns - left, axis=1)
-            elif outside and any(placement.fill):
-                level = np.array(placement.fill).astype(np.uint8)
+            elif outside and any(canvas.fill):
+                level = np.array(canvas.fill).astype(np.uint8)
                 picture[rows < 0] = level
                 picture[:, columns < 0] = level
 
     def move(self, masks: Masks) -> Masks:
         """Returns the masks of the results from the masks of the images, of a whole batch."""
         flips = np.zeros(self.count, bool) if self.flips is None else self.flips
-        if self.placement is None:
+        if self.canvas is None:
             return masks.moved(None if self._is_copy else self._region, flips, self.size, self.steps)
-        placement = self.placement
-        masks = masks.placed(self._region, flips, placement.sizes, self.size, placement.firsts, placement.mode)
+        canvas = self.canvas
+        masks = masks.placed(self._region, flips, canvas.sizes, self.size, canvas.firsts, canvas.mode)
         return masks.moved(None, flips, self.size, self.steps)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.augment.boxes import Draws, Looks
-from shardio.augment.plan import Plan
+from shardio.augment.program import Program
 from shardio.loading.gather import Pending, head_start_seconds
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
@@ -36,7 +36,7 @@ class _Due(NamedTuple):
 
     request: Request
     draws: Draws
-    plan: Plan | None
+    program: Program | None
 
 
 class Flow:
@@ -103,7 +103,7 @@ class Flow:
 
     def _start_copy(self, device: DevicePrefetch) -> None:
         slot, due = self._gathered()
-        self._pipeline.transform.on_host(slot, len(due.request), due.plan)
+        self._pipeline.transform.on_host(slot, len(due.request), due.program)
         self._started.append(due)
         device.start(slot, len(due.request))
 
@@ -126,7 +126,7 @@ class Flow:
             # The first is begun at once, and so is one while that before it is not ready.
             is_ahead = self._pending[-1][1].done() if self._pending else bool(self._started)
             due = self._coming.popleft()
-            pending = self._pipeline.submit(due.request, due.plan, head_start if is_ahead else 0.0)
+            pending = self._pipeline.submit(due.request, due.program, head_start if is_ahead else 0.0)
             self._pending.append((due, pending))
         if self._announces:
             self._draw(self._pipeline.read_ahead)
@@ -140,14 +140,14 @@ class Flow:
                 return
             draws = _draws(self.sampler, self._pipeline.options.seed, self.epoch, step, indices)
             try:
-                plan = self._pipeline.plan(indices, draws)
-                request = self._pipeline.request(indices, plan)
+                program = self._pipeline.program(indices, draws)
+                request = self._pipeline.request(indices, program)
             except Exception as error:  # it is raised when the batch is due; its frames would refer to this object
                 self._error = error.with_traceback(None)
                 return
             if self._announces:
                 self._pipeline.announce(request, self._given_up)
-            self._coming.append(_Due(request, draws, plan))
+            self._coming.append(_Due(request, draws, program))
 
 
 class LoaderIterator(Iterator[tuple[Any, ...]]):
@@ -236,7 +236,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         pipeline, position, place, sampler = self._pipeline, self._position, self._place, flow.sampler
         tensors, due = flow.take()
         start = time.perf_counter()
-        images, labels, more = pipeline.transform(tensors, due.request.indices, due.draws, due.plan)
+        images, labels, more = pipeline.transform(tensors, due.request.indices, due.draws, due.program)
         pipeline.meter.counts.transform_seconds += time.perf_counter() - start
         batch = (
             *((images,) if pipeline.parts.image_shape else ()),

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.augment.boxes import Draws
-from shardio.augment.plan import Plan
+from shardio.augment.program import Program
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, MAX_SMALL_NBYTES
 from shardio.kernels.built import kernels_in_use
 from shardio.loading.cuda import make_copier
@@ -148,34 +148,34 @@ class Pipeline:
         """Returns a new queue that copies the batches of one epoch to the device; None if batches stay on the CPU."""
         return DevicePrefetch(self._copier, self._ring, self.meter.counts) if self._copier else None
 
-    def plan(self, indices: NDArray[np.int64], draws: Draws) -> Plan | None:
-        """Returns what a transform of shardio makes of a batch: see `TransformStep.plan`."""
-        return self.transform.plan(indices, draws, self._reader.whole_lines)
+    def program(self, indices: NDArray[np.int64], draws: Draws) -> Program | None:
+        """Returns what a transform of shardio makes of a batch: see `TransformStep.program`."""
+        return self.transform.program(indices, draws, self._reader.whole_lines)
 
-    def request(self, indices: NDArray[np.int64], plan: Plan | None) -> Request:
-        """Returns the request to read a batch; with `plan`, what it needs of each image."""
+    def request(self, indices: NDArray[np.int64], program: Program | None) -> Request:
+        """Returns the request to read a batch; with `program`, what it needs of each image."""
         parts = self.parts
         has_images, has_label = parts.image_shape is not None, parts.label_row == LABEL_ROW
         request = Request(indices, has_images, has_label, tuple(parts.arrays))
         if isinstance(self._shards, MixedSet):
             sources = self._shards.sources_of(indices)
             request = replace(request, order=np.argsort(sources, kind="stable"))
-        if plan is None or not self.transform.makes_pixels:
+        if program is None or not self.transform.makes_pixels:
             return request
-        return replace(request, windows=plan.windows, ends=plan.ends, make=plan.make)
+        return replace(request, windows=program.windows, ends=program.ends, make=program.make)
 
     def announce(self, request: Request, given_up: list[None]) -> None:
         """Announces a batch that will be submitted soon to the reader: see `GatherThreads.announce`."""
         self._threads.announce(self._reader, request, given_up)
         self.meter.counts.read_ahead_batches += 1
 
-    def submit(self, request: Request, plan: Plan | None, head_start_seconds: float) -> Pending:
+    def submit(self, request: Request, program: Program | None, head_start_seconds: float) -> Pending:
         """Starts to gather a batch into a slot. Returns the pending batch. See `GatherThreads.submit`."""
         slot = self._ring.acquire()
-        if plan is None or request.make is None:
+        if program is None or request.make is None:
             slot.lay_out(((self.options.batch_size, *self.parts.stored_shape), np.uint8))
         else:
-            slot.lay_out(*plan.results)
+            slot.lay_out(*program.results)
         return self._threads.submit(self._reader, request, slot, head_start_seconds)
 
     def abandon(self, pending: Pending) -> None:

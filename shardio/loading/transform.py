@@ -1,8 +1,8 @@
 """The `transform` of a loader: fixed for an epoch, and called with each of its batches.
 
 A transform of shardio.augment also gets the samples of the batch, and the sizes of the source images of a squashed
-split. Each batch has a Plan of it: what the plan makes of single images, gather threads write into the slot. The rest
-is called here, with the whole batch: on the CPU; or for a GPU, on the host what needs it, and the end on the device.
+split. Each batch has a Program of it: what the program makes of single images, gather threads write into the slot. The
+rest is called here, with the whole batch: on the CPU; or for a GPU, on the host what needs it, the end on the device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardio.augment.batch import Images, check_no_masks
 from shardio.augment.boxes import Draws, LoaderBatch, Looks
 from shardio.augment.chain import Transform, on_device
 from shardio.augment.per_sample import check_foreign, name_of
-from shardio.augment.plan import Plan, makes_pixels
+from shardio.augment.program import Program, makes_pixels
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType
 from shardio.loading.options import Function, Options, Parts
 from shardio.loading.prefetch import Tensors, traced
@@ -58,23 +58,25 @@ class TransformStep:
         self.makes_pixels = ours is not None and makes_pixels(ours, self._on_cpu)
         """Whether gather threads make pixels, from regions of the stored images."""
 
-    def plan(self, indices: NDArray[np.int64], draws: Draws, whole_lines: int = 0) -> Plan | None:
+    def program(self, indices: NDArray[np.int64], draws: Draws, whole_lines: int = 0) -> Program | None:
         """Returns what a transform of shardio makes of a batch; None for other functions, and for an empty batch.
 
-        For `whole_lines` see `Plan`. Raises the errors of the transform.
+        For `whole_lines` see `Program`. Raises the errors of the transform.
         """
         if self._ours is None or not len(indices):
             return None
         if self._ours.mixes:
             check_no_masks(self._parts.masks)
         shape, sizes = self._shards.sample_shape, self._shards.source_sizes(indices)
-        plan = Plan.of(self._ours, draws, shape, sizes, whole_lines, self._on_cpu, self._options.check == "sample")
-        if not self._on_cpu and any(part.mixes for view in plan.split()[0].views for part, _ in view.rest):
+        program = Program.of(
+            self._ours, draws, shape, sizes, whole_lines, self._on_cpu, self._options.check == "sample"
+        )
+        if not self._on_cpu and any(part.mixes for view in program.split()[0].views for part, _ in view.rest):
             raise ValueError(
                 "on a GPU, Mixup and CutMix must come after PerSample and all crops, resizes, flips and color changes: "
                 f'put them at the end of the transform, or load with device="cpu"; found {self._ours!r}'
             )
-        return plan
+        return program
 
     @property
     def results(self) -> list[tuple[tuple[int, ...], Any]]:
@@ -86,19 +88,19 @@ class TransformStep:
         if self.makes_pixels:
             with contextlib.suppress(ValueError, IndexError):  # which each batch will raise, by then of its own samples
                 some = np.zeros(count, np.int64)
-                plan = self.plan(some, Draws(0, 0, some, looks=Looks(some, some)))
-                assert plan is not None
-                return plan.results
+                program = self.program(some, Draws(0, 0, some, looks=Looks(some, some)))
+                assert program is not None
+                return program.results
         return [((count, *self._parts.stored_shape), np.uint8)]
 
-    def on_host(self, slot: Slot, size: int, plan: Plan | None) -> None:
+    def on_host(self, slot: Slot, size: int, program: Program | None) -> None:
         """Does for a gathered batch what cannot be done on a GPU, before it is copied there. Changes the slot.
 
         That is PerSample, and what follows it up to Normalize; and to move masks.
         """
-        if plan is None:
+        if program is None:
             return
-        first, _ = plan.split()
+        first, _ = program.split()
         masks = {name: torch.from_numpy(slot.more[name][:size]) for name in self._parts.masks}
         if not masks and not any(view.rest for view in first.views):
             return
@@ -117,13 +119,13 @@ class TransformStep:
                     slot.put(key, one.numpy())
 
     def __call__(
-        self, tensors: Tensors, indices: NDArray[np.int64], draws: Draws, plan: Plan | None = None
+        self, tensors: Tensors, indices: NDArray[np.int64], draws: Draws, program: Program | None = None
     ) -> tuple[Images, torch.Tensor | None, dict[str, Any]]:
         """Returns the transformed batch: images, labels, and arrays by name.
 
         Images are a tuple of tensors if the transform returns several views. Labels are None if there are none. A
         transform of shardio.augment also changes masks. `indices` are the samples, and `draws` are their random
-        numbers. With `plan`, `tensors` are what gather threads made of it.
+        numbers. With `program`, `tensors` are what gather threads made of it.
         """
         images, more = tensors.images, dict(tensors.more)
         if self._parts.label_row in (None, LABEL_ROW):  # without labels, a column may have the name of the array
@@ -133,12 +135,12 @@ class TransformStep:
         if self.function is None:
             return images, labels, more
         with traced("shardio.transform"):
-            if plan is not None:
+            if program is not None:
                 views = images if isinstance(images, tuple) else (images,)
                 if self._on_cpu:
-                    finished, targets, moved = plan.finish(views, labels, self._masks(more))
+                    finished, targets, moved = program.finish(views, labels, self._masks(more))
                     return finished, targets, {**more, **(moved or {})}
-                finished, targets, _ = plan.split()[1].finish(views, labels)
+                finished, targets, _ = program.split()[1].finish(views, labels)
                 return finished, targets, _joined(more, self._parts.masks)
             assert isinstance(images, torch.Tensor)
             if self._ours is None:

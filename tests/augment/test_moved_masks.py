@@ -90,16 +90,16 @@ def make_by_parts(self: Stage, pixels: NDArray[np.uint8], windows: Windows, some
     flips = np.zeros(len(some), bool) if self.flips is None else self.flips[some]
     boxes = self.boxes or Boxes.whole(self.count, *self.source[:2])
     boxes = Boxes(*(side[some] for side in vars(boxes).values()))
-    if self.placement is None:
+    if self.canvas is None:
         out[:] = as_mask(by_parts(images, boxes, flips, self.size)).numpy()
-    for line, number in enumerate(some.tolist() if self.placement is not None else []):
+    for line, number in enumerate(some.tolist() if self.canvas is not None else []):
         one = slice(line, line + 1)
-        size, first = self.placement.sizes[number].tolist(), self.placement.firsts[number].tolist()  # type: ignore[union-attr]
+        size, first = self.canvas.sizes[number].tolist(), self.canvas.firsts[number].tolist()  # type: ignore[union-attr]
         made = by_parts(images[one], boxes[one], flips[one], (size[0], size[1]))[0]
         room = max(*self.size, *map(abs, first), *size)
         wide = as_mask(torch.nn.functional.pad(made, (room,) * 4)[None])[0].numpy()
-        places = self.placement.outside(self.size)  # type: ignore[union-attr]
-        if self.placement.mode == "constant":  # type: ignore[union-attr]
+        places = self.canvas.outside(self.size)  # type: ignore[union-attr]
+        if self.canvas.mode == "constant":  # type: ignore[union-attr]
             rows, columns = (np.arange(side) + at for side, at in zip(self.size, first, strict=True))
         else:
             rows, columns = (place[number] for place in places)

@@ -250,7 +250,7 @@ def as_views(images: Any) -> tuple[torch.Tensor, ...]:
     return images if isinstance(images, tuple) else (images,)
 
 
-def test_what_a_plan_raises_is_raised_where_the_batch_was_due(path: Path) -> None:
+def test_what_a_program_raises_is_raised_where_the_batch_was_due(path: Path) -> None:
     with ShardLoader(path, 5, device="cpu", transform=CenterCrop(38), num_threads=1) as loader:
         with pytest.raises(ValueError, match="does not fit"):
             next(iter(loader))

@@ -1,8 +1,9 @@
-"""Plan, which says what a transform makes of each sample of a batch, before any image is read.
+"""Program, which says what a transform makes of each sample of a batch, before any image is read.
 
 Random numbers do not depend on pixels. So the changes of single images are recorded first, and the threads that read
-the images make their pixels (`Plan.make`). What works on whole batches, or looks at pixels, is called with the results
-(`Plan.finish`): from the first Mixup, CutMix, RandomErasing or PerSample on, or from the first step after Normalize.
+the images make their pixels (`Program.make`). What works on whole batches, or looks at pixels, is called with the
+results (`Program.finish`): from the first Mixup, CutMix, RandomErasing or PerSample on, or the first step after
+Normalize.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ def makes_pixels(transform: Transform, casts: bool) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Program:
     """What a transform makes of a batch. Immutable; any thread may make some of the images.
 
-    `views` are planned batches without recorded changes, except for the cast; one, if the transform has no Views.
+    `views` are deferred batches without recorded changes, except for the cast; one, if the transform has no Views.
     `source` is the height, width and channels of stored images. For `whole_lines` see `joined`; with `reads_all`, whole
     images are read.
     """
@@ -63,8 +64,8 @@ class Plan:
         whole_lines: int = 0,
         casts: bool = True,
         reads_all: bool = False,
-    ) -> Plan:
-        """Returns the plan of a batch of the samples of `draws`. Raises the errors of the transform.
+    ) -> Program:
+        """Returns the program of a batch of the samples of `draws`. Raises the errors of the transform.
 
         - `source`: the height, width and channels of stored images; for `sizes` see `Transform.__call__`
         - `casts`: whether Normalize and ToDtype are made by `make` too, and not by `finish`
@@ -138,8 +139,8 @@ class Plan:
             done += [each.finished() for each in branches_of(view.rest, batch)]
         return results_of(done, self.transform.has_views)
 
-    def split(self) -> tuple[Plan, Plan]:
-        """Returns the plan without the last transforms that also take images on a GPU, and with nothing but them."""
+    def split(self) -> tuple[Program, Program]:
+        """Returns the program without the last transforms that also take images on a GPU, and with nothing but them."""
         before, after = [], []
         for view in self.views:
             number = len(view.rest)

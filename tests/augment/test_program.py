@@ -1,4 +1,4 @@
-"""A plan makes the pixels of its transform, of what it says that it reads and of nothing else."""
+"""A program makes the pixels of its transform, of what it says that it reads and of nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from shardio.augment import (
 from shardio.augment.batch import Images
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
-from shardio.augment.plan import Plan, makes_pixels
+from shardio.augment.program import Program, makes_pixels
 from shardio.augment.recipes import RECIPES
 from shardio.augment.stage import Stage
 
@@ -100,11 +100,11 @@ def check(transform: Transform, pixels: NDArray[np.uint8], sizes: NDArray[np.int
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     whole = transform(images, labels, indices=samples, seed=3, epoch=2, sizes=sizes, **arrays)
     for casts in (True, False):
-        plan = Plan.of(transform, Draws(3, 2, samples), pixels.shape[1:], sizes, casts=casts)
-        made = [torch.from_numpy(pixels).permute(0, 3, 1, 2)] * len(plan.views)
+        program = Program.of(transform, Draws(3, 2, samples), pixels.shape[1:], sizes, casts=casts)
+        made = [torch.from_numpy(pixels).permute(0, 3, 1, 2)] * len(program.views)
         if makes_pixels(transform, casts):
-            made = [torch.from_numpy(out).permute(0, 3, 1, 2) for out in made_in_parts(plan, pixels)]
-        found, targets, moved = plan.finish(made, labels, masks or None)
+            made = [torch.from_numpy(out).permute(0, 3, 1, 2) for out in made_in_parts(program, pixels)]
+        found, targets, moved = program.finish(made, labels, masks or None)
         for one, other in zip(as_tuple(found), as_tuple(whole[0]), strict=True):
             assert torch.equal(one, other)
             assert one.dtype == other.dtype
@@ -113,15 +113,15 @@ def check(transform: Transform, pixels: NDArray[np.uint8], sizes: NDArray[np.int
         assert (moved or {}).keys() == expected.keys()
         for name, values in (moved or {}).items():
             assert all(map(torch.equal, as_tuple(values), as_tuple(expected[name])))
-    return float(plan.windows.num_pixels.mean() / (height * width))
+    return float(program.windows.num_pixels.mean() / (height * width))
 
 
-def made_in_parts(plan: Plan, pixels: NDArray[np.uint8]) -> list[NDArray[Any]]:
-    """Returns what a plan makes of its windows, of some of the images at a time."""
-    seen = [image[plan.windows.part(i)].reshape(-1) for i, image in enumerate(pixels)]
-    outs = [np.empty(shape, dtype) for shape, dtype in plan.results]
+def made_in_parts(program: Program, pixels: NDArray[np.uint8]) -> list[NDArray[Any]]:
+    """Returns what a program makes of its windows, of some of the images at a time."""
+    seen = [image[program.windows.part(i)].reshape(-1) for i, image in enumerate(pixels)]
+    outs = [np.empty(shape, dtype) for shape, dtype in program.results]
     for some in ([0], [1, 3, 8], [2], [4, 5, 6, 7]):
-        plan.make(np.concatenate([seen[i] for i in some]), np.array(some), outs)
+        program.make(np.concatenate([seen[i] for i in some]), np.array(some), outs)
     return outs
 
 
@@ -145,12 +145,12 @@ def test_recipes_give_the_same_pixels(name: str) -> None:
 
 
 def test_a_random_box_is_half_of_its_picture_and_a_window_no_larger_than_it_must_be() -> None:
-    plan = Plan.of(RandomResizedCrop(224), Draws(0, 0, np.arange(20_000)), (256, 256, 3))
-    assert 0.47 < plan.windows.num_pixels.mean() / 256**2 < 0.49
-    (stage,) = plan.views[0].stages
+    program = Program.of(RandomResizedCrop(224), Draws(0, 0, np.arange(20_000)), (256, 256, 3))
+    assert 0.47 < program.windows.num_pixels.mean() / 256**2 < 0.49
+    (stage,) = program.views[0].stages
     assert isinstance(stage, Stage)
     for side in ("tops", "lefts", "heights", "widths"):
-        assert np.array_equal(getattr(plan.windows, side), getattr(stage.boxes, side))
+        assert np.array_equal(getattr(program.windows, side), getattr(stage.boxes, side))
 
 
 @pytest.mark.parametrize("lines", [1, 2, 16, 48])
@@ -158,16 +158,16 @@ def test_windows_of_whole_lines_give_the_same_pixels(lines: int) -> None:
     pixels, samples = stored(np.random.default_rng(4), 96, 50), np.arange(COUNT)
     transform = Compose([RandomResizedCrop(24), HorizontalFlip()])
     expected = transform(torch.from_numpy(pixels).permute(0, 3, 1, 2), seed=1, epoch=2, indices=samples)
-    least = Plan.of(transform, Draws(1, 2, samples), pixels.shape[1:]).windows
-    plan = Plan.of(transform, Draws(1, 2, samples), pixels.shape[1:], whole_lines=lines)
-    windows, ends = plan.windows, plan.windows.tops + plan.windows.heights
+    least = Program.of(transform, Draws(1, 2, samples), pixels.shape[1:]).windows
+    program = Program.of(transform, Draws(1, 2, samples), pixels.shape[1:], whole_lines=lines)
+    windows, ends = program.windows, program.windows.tops + program.windows.heights
     assert (windows.tops % lines == 0).all()
     assert (ends % lines == 0).all()
     assert ((least.tops - windows.tops >= 0) & (least.tops - windows.tops < lines)).all()
     assert ((ends - least.tops - least.heights >= 0) & (ends - least.tops - least.heights < lines)).all()
     assert (windows.lefts == 0).all()
     assert (windows.widths == 50).all()
-    (found,) = made_in_parts(plan, pixels)
+    (found,) = made_in_parts(program, pixels)
     assert torch.equal(torch.from_numpy(found).permute(0, 3, 1, 2), expected)
 
 
@@ -175,16 +175,16 @@ def test_a_transform_of_the_users_own_is_left_to_the_whole_batch() -> None:
     for base in (ColorJitter(0.4), RandomResizedCrop(24)):
         own = type("Own", (type(base),), {"__module__": "user"})(**vars(base))
         assert not makes_pixels(own, True)
-        plan = Plan.of(Compose([CenterCrop(30), own]), Draws(0, 0, np.arange(3)), (50, 50, 3))
-        assert [part for part, _ in plan.views[0].rest] == [own]
+        program = Program.of(Compose([CenterCrop(30), own]), Draws(0, 0, np.arange(3)), (50, 50, 3))
+        assert [part for part, _ in program.views[0].rest] == [own]
 
 
-def test_a_plan_that_cannot_be_made_raises_what_the_transform_raises() -> None:
+def test_a_program_that_cannot_be_made_raises_what_the_transform_raises() -> None:
     with pytest.raises(ValueError, match="does not fit into"):
-        Plan.of(CenterCrop(60), Draws(0, 0, np.arange(3)), (50, 70, 3))
+        Program.of(CenterCrop(60), Draws(0, 0, np.arange(3)), (50, 70, 3))
     sizes = np.array([[10, 20], [10, 30], [20, 10]])
     with pytest.raises(ValueError, match="one size"):
-        Plan.of(Resize(20), Draws(0, 0, np.arange(3)), (50, 50, 3), sizes)
+        Program.of(Resize(20), Draws(0, 0, np.arange(3)), (50, 50, 3), sizes)
 
 
 def test_only_what_takes_images_on_any_device_is_left_for_a_gpu() -> None:
@@ -196,6 +196,6 @@ def test_only_what_takes_images_on_any_device_is_left_for_a_gpu() -> None:
         ([RandomCrop(8), erase], [erase], []),
         ([flip, RandomCrop(8)], [flip, RandomCrop(8)], []),
     ):
-        before, after = Plan.of(Compose(parts), Draws(0, 0, np.arange(3)), (20, 20, 3), casts=False).split()
+        before, after = Program.of(Compose(parts), Draws(0, 0, np.arange(3)), (20, 20, 3), casts=False).split()
         assert [part for part, _ in before.views[0].rest] == host
         assert [part for part, _ in after.views[0].rest] == device
