@@ -1,4 +1,4 @@
-"""Augments whole batches, on the CPU or a GPU: crop, resize, flip, normalize, cast, mix.
+"""Augments images, and mixes batches: crop, resize, flip, color, normalize, cast, mix.
 
     transform = Compose([RandomResizedCrop(224), HorizontalFlip(), Normalize("imagenet"), ToDtype(torch.bfloat16)])
     loader = ShardLoader("out/", batch_size=256, transform=transform)

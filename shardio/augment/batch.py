@@ -251,10 +251,8 @@ class Batch:
             shape = (len(self), self.images.shape[1], *stage.size) if stage else self.images.shape
             images = torch.empty(shape, dtype=torch.uint8, device="meta")
             return Batch(images, self.draws, sizes, stages=(*self.stages, *stages), casts=self.casts)
+        images = computed(self.images, stages, self.how, len(self))  # first, as it refuses images on a GPU
         masks = None if self.masks is None else moved_by(stages, self.masks)
-        images = computed(self.images, stages, self.how, len(self))
-        if masks is not None and masks.size != images.shape[2:]:
-            raise AssertionError(f"masks of {masks.size}, images of {images.shape[2:]}")
         return Batch(images, self.draws, sizes, self.labels, masks)
 
     @property

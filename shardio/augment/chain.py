@@ -90,7 +90,8 @@ class Transform(Configuration, ABC):
     ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
         """Returns the new images; with labels or masks, a tuple: images, labels (if any), a dict of masks (if any).
 
-        - `images`: uint8 (B, C, H, W), on any device. `labels`: int64 (B,), or float32 (B,) or (B, K), as after Mixup.
+        - `images`: uint8 (B, C, H, W), on the CPU; for a GPU see "What runs where" in the guide.
+        - `labels`: int64 (B,), or float32 (B,) or (B, K), as after Mixup.
         - `masks`: (B, H, W) or (B, H, W, C) by name. `mask_fill`: the value of masks outside of the image, or a dict.
         - `indices`, `seed`, `epoch`, `view` seed the random numbers. Without `indices` and `seed`, torch draws a seed.
         - `sizes`: (B, 2), the original heights and widths of squashed images. An empty batch may pass one pair.

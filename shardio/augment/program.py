@@ -128,12 +128,16 @@ class Program:
         """Applies what is left of the transform. Returns images, labels or None, and masks by name or None.
 
         `images` are the results of `make`, (B, C, height, width) each, in channels_last memory, and may be changed in
-        place. For `labels` and `masks`, of the stored images, see `Transform.__call__`.
+        place; or one batch for all views, if `make` was not called. For `labels` and `masks`, of the stored images, see
+        `Transform.__call__`.
         """
         stand_in = torch.empty((), dtype=torch.uint8).expand((len(self), self.source[2], *self.source[:2]))
         moving = Masks.of(stand_in, masks, self.transform.mask_fill)
         done: list[Batch] = []
-        for view, pixels in zip(self.views, images, strict=True):
+        # Views among the transforms that `split` left to the host have made several batches of one.
+        views = list(self.views) * (len(images) if len(self.views) == 1 else 1)
+        images = list(images) * (len(views) if len(images) == 1 else 1)
+        for view, pixels in zip(views, images, strict=True):
             moved = None if moving is None else moved_by(view.stages, moving)
             batch = Batch(as_made(pixels, view.how), view.draws, view.sizes, labels, moved)
             done += [each.finished() for each in branches_of(view.rest, batch)]

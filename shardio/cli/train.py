@@ -55,7 +55,7 @@ _MOST_DEPTH = 10
     "--transform",
     "chain",
     metavar="CHAIN",
-    help="The training's transform, if it runs on the CPU: a recipe, or a JSON file of to_dict().",
+    help="The training's transform: a recipe, or a JSON file of to_dict().",
 )
 @mix_option
 @click.option("--rounds", type=click.IntRange(1), default=7, help="Figures are medians over these rounds.")

@@ -1,4 +1,4 @@
-/* The steps of a batch: what shardio/augment/pixels.py defines by operations of torch, one picture after the other,
+/* The steps of a batch: what tests/support/pixels_by_torch.py defines by operations of torch, one picture after the other,
    so that a picture stays in the processor's cache until its last step. Operations that replace gray levels by others are
    tables, which are composed until an operation comes that is none. */
 

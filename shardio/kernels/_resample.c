@@ -1,5 +1,5 @@
-/* Resamples boxes of images to one size, with the same bytes as the operations of torch in shardio/augment/resample.py and
-   shardio/conversion/images/fit.py. Lines come first: each output is a sum of pixels times weights of 16 bits, rounded to a
+/* Resamples boxes of images to one size, with the same bytes as the operations of torch in tests/support/resampling_by_torch.py
+   and shardio/conversion/images/fit.py. Lines come first: each output is a sum of pixels times weights of 16 bits, rounded to a
    byte. Then the same along the columns. A line is resampled when the next line of the output needs it, and an output line
    is normalized and cast when it is written, so no image in between is ever in memory. */
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from shardio.augment.boxes import Draws, Looks
@@ -32,11 +33,15 @@ from shardio.system.eager import eager
 
 
 class _Due(NamedTuple):
-    """A batch to come: the request for a reader, its samples' random numbers, and what a transform of shardio makes."""
+    """A batch to come: the request for a reader, its samples' random numbers, and what a transform of shardio makes.
+
+    `dtypes`: of its images on the device, if `TransformStep.on_host` has changed them.
+    """
 
     request: Request
     draws: Draws
     program: Program | None
+    dtypes: tuple[torch.dtype, ...] = ()
 
 
 class Flow:
@@ -62,6 +67,8 @@ class Flow:
         # Why no more are drawn: the error of the batch after those.
         self._error: Exception | None = None
         self._pending: deque[tuple[_Due, Pending]] = deque()
+        # The error of what the host does for the batch after the started ones.
+        self._late: Exception | None = None
         # The batches on the device that were not taken.
         self._started: deque[_Due] = deque()
         self._device = pipeline.new_prefetch()
@@ -87,24 +94,30 @@ class Flow:
             slot, due = self._gathered()
             return self._pipeline.lend(slot, len(due.request)), due
         if not self._device:
+            if self._late is not None:
+                raise self._late
             self._start_copy(self._device)
         tensors, due = self._device.take(), self._started.popleft()
         # Copies of batches that are ready overlap what the consumer does with the one it gets now.
         # An error waits until its batch is due.
         while (
             self._pending
+            and self._late is None
             and self._pending[0][1].done()
             and not self._pending[0][1].failed()
             and len(self._device) < max(1, prefetch)
         ):
-            self._start_copy(self._device)
+            try:
+                self._start_copy(self._device)
+            except Exception as error:  # its frames would refer to this object
+                self._late = error.with_traceback(None)
         self._gather_ahead(head_start)
         return tensors, due
 
     def _start_copy(self, device: DevicePrefetch) -> None:
         slot, due = self._gathered()
-        self._pipeline.transform.on_host(slot, len(due.request), due.program)
-        self._started.append(due)
+        dtypes = self._pipeline.finish_on_host(slot, len(due.request), due.program)
+        self._started.append(due._replace(dtypes=dtypes))
         device.start(slot, len(due.request))
 
     def _gathered(self) -> tuple[Slot, _Due]:
@@ -236,7 +249,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         pipeline, position, place, sampler = self._pipeline, self._position, self._place, flow.sampler
         tensors, due = flow.take()
         start = time.perf_counter()
-        images, labels, more = pipeline.transform(tensors, due.request.indices, due.draws, due.program)
+        images, labels, more = pipeline.transform(tensors, due.request.indices, due.draws, due.program, due.dtypes)
         pipeline.meter.counts.transform_seconds += time.perf_counter() - start
         batch = (
             *((images,) if pipeline.parts.image_shape else ()),

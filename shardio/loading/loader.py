@@ -69,8 +69,8 @@ class ShardLoader:
     together: with `cache`, True reads the set once for all nodes of torch.distributed. All ranks make their loaders in
         the same order.
     transform: a transform of `shardio.augment`, which also changes masks and mixed labels, and draws random
-        numbers by (seed, epoch, sample); or a function of a batch of images. It is called in the thread that requests
-        batches, and is fixed for an epoch.
+        numbers by (seed, epoch, sample); or a function of a batch of images, called in the thread that requests
+        batches. It is fixed for an epoch.
     return_indices: True adds the sample indices to each batch.
     digest: the digest that the set must have, as `shardio info` prints it, or its first 12 digits: for reproducible
         experiments.
@@ -298,7 +298,7 @@ class ShardLoader:
         staging: the progress of the copy in the cache. None without `cache`.
         slots, slots_free: slots made for batches, and slots waiting for reuse.
         shares: of a mixture, the share of each set among the samples of the stream so far.
-        roi: whether gather threads read only the region of each picture that the transform uses.
+        roi: whether gather threads make the pixels of the transform, from the regions of pictures that it uses.
         kernels: the kernels that copy, read, resample and augment on the CPU.
 
         A trace of torch.profiler shows "shardio.wait", "shardio.copy" and "shardio.transform" in the consumer's thread.

@@ -196,6 +196,17 @@ class Pipeline:
         meter.counts.gather_cpu_seconds += cpu_seconds
         return slot
 
+    def finish_on_host(self, slot: Slot, size: int, program: Program | None) -> tuple[torch.dtype, ...]:
+        """Does for a gathered batch what cannot be done on a GPU: see `TransformStep.on_host`.
+
+        If that fails, returns the slot to the ring, and raises the error.
+        """
+        try:
+            return self.transform.on_host(slot, size, program)
+        except BaseException:
+            self._ring.release(slot)
+            raise
+
     def lend(self, slot: Slot, size: int) -> Tensors:
         """Returns the first `size` samples of a slot as a batch on the CPU.
 

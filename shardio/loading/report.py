@@ -240,7 +240,7 @@ class LoaderReport(Snapshot):
             case "copy":
                 return "copies to the device are too slow: let the transform crop, and check that memory is pinned"
             case "transform":
-                return "the transform takes too much of the consumer's time: run it on the device, or simplify it"
+                return "the transform takes too much of the consumer's time: use shardio.augment's, or simplify it"
         return "data is not your bottleneck: the time goes into the training step"
 
     @property

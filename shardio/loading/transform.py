@@ -93,22 +93,27 @@ class TransformStep:
                 return program.results
         return [((count, *self._parts.stored_shape), np.uint8)]
 
-    def on_host(self, slot: Slot, size: int, program: Program | None) -> None:
+    def on_host(self, slot: Slot, size: int, program: Program | None) -> tuple[torch.dtype, ...]:
         """Does for a gathered batch what cannot be done on a GPU, before it is copied there. Changes the slot.
 
-        That is PerSample, and what follows it up to Normalize; and to move masks.
+        That is PerSample, and what follows it up to Normalize; and to move masks. Returns the dtype of each view if it
+        changed the images, otherwise (): NumPy has no bfloat16, whose bits are in the slot.
         """
         if program is None:
-            return
+            return ()
         first, _ = program.split()
         masks = {name: torch.from_numpy(slot.more[name][:size]) for name in self._parts.masks}
         if not masks and not any(view.rest for view in first.views):
-            return
+            return ()
+        dtypes: tuple[torch.dtype, ...] = ()
         with traced("shardio.transform"):
             images = [torch.from_numpy(view[:size].transpose(0, 3, 1, 2)) for view in slot.views]
             made, _, moved = first.finish(images, None, masks or None)
             if any(view.rest for view in first.views):
-                views = [view.permute(0, 2, 3, 1).numpy() for view in (made if isinstance(made, tuple) else (made,))]
+                tensors = made if isinstance(made, tuple) else (made,)
+                dtypes = tuple(tensor.dtype for tensor in tensors)
+                bits = (some.view(torch.uint16) if some.dtype == torch.bfloat16 else some for some in tensors)
+                views = [view.permute(0, 2, 3, 1).numpy() for view in bits]
                 # They may lie in the slot, where others of them will be.
                 views = [view.copy() if np.may_share_memory(view, slot.memory) else view for view in views]
                 slot.lay_out(*((view.shape, view.dtype) for view in views))
@@ -117,15 +122,21 @@ class TransformStep:
             for name, mask in (moved or {}).items():
                 for key, one in _named(name, mask):
                     slot.put(key, one.numpy())
+        return dtypes
 
     def __call__(
-        self, tensors: Tensors, indices: NDArray[np.int64], draws: Draws, program: Program | None = None
+        self,
+        tensors: Tensors,
+        indices: NDArray[np.int64],
+        draws: Draws,
+        program: Program | None = None,
+        dtypes: Sequence[torch.dtype] = (),
     ) -> tuple[Images, torch.Tensor | None, dict[str, Any]]:
         """Returns the transformed batch: images, labels, and arrays by name.
 
         Images are a tuple of tensors if the transform returns several views. Labels are None if there are none. A
         transform of shardio.augment also changes masks. `indices` are the samples, and `draws` are their random
-        numbers. With `program`, `tensors` are what gather threads made of it.
+        numbers. With `program`, `tensors` are what gather threads made of it, and `on_host`, which returned `dtypes`.
         """
         images, more = tensors.images, dict(tensors.more)
         if self._parts.label_row in (None, LABEL_ROW):  # without labels, a column may have the name of the array
@@ -140,6 +151,8 @@ class TransformStep:
                 if self._on_cpu:
                     finished, targets, moved = program.finish(views, labels, self._masks(more))
                     return finished, targets, {**more, **(moved or {})}
+                if dtypes:
+                    views = tuple(view.view(dtype) for view, dtype in zip(views, dtypes, strict=True))
                 finished, targets, _ = program.split()[1].finish(views, labels)
                 return finished, targets, _joined(more, self._parts.masks)
             assert isinstance(images, torch.Tensor)

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import inspect
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -31,9 +32,12 @@ from shardio.augment import (
     ColorJitter,
     Compose,
     Mixup,
+    Normalize,
     PerSample,
     RandomCrop,
+    RandomErasing,
     RandomResizedCrop,
+    ToDtype,
     Views,
 )
 from shardio.format.layout import RowType
@@ -246,6 +250,87 @@ def test_what_a_transform_makes_arrives_as_on_the_cpu(
         for one, other in zip(found, batch, strict=True):
             assert one.dtype == other.dtype
             assert torch.equal(one, other)
+
+
+def as_bfloat16(image: torch.Tensor) -> torch.Tensor:
+    return image.bfloat16()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        PerSample(as_bfloat16),
+        Compose([ToDtype(torch.bfloat16), PerSample(torch.clone), RandomErasing(1.0)]),
+        Views([PerSample(torch.clone), PerSample(as_bfloat16)]),
+        Views([Normalize(0.5, 0.5), Compose([ToDtype(torch.float32), RandomErasing(1.0)])]),
+        Compose([PerSample(torch.clone), Views([RandomCrop(5), Compose([RandomCrop(4), PerSample(as_bfloat16)])])]),
+    ],
+    ids=["of bfloat16", "from bfloat16", "views", "views of whole images", "then views"],
+)
+def test_what_functions_of_one_image_make_arrives_as_on_the_cpu(
+    transform: Any, loader_on: Callable[..., tuple[Simulation, ShardLoader]], make_set: Callable[..., Path]
+) -> None:
+    simulation, loader = loader_on(3, transform=transform, tail="short")
+    seen: list[list[torch.Tensor]] = []
+    with ShardLoader(
+        make_set(NUM_SAMPLES, SHAPE), BATCH, device="cpu", seed=3, transform=transform, tail="short"
+    ) as cpu:
+        expected = [flat(batch) for batch in cpu]
+    # What the end of the transform makes on a device, the stand-in cannot show: the batch as it arrives is looked at.
+    step, started = loader._pipeline.transform, []
+    call = type(step).__call__
+
+    def on_the_cpu(self: Any, tensors: Any, *others: Any) -> Any:
+        started.append((tensors, others))
+        return tensors.images, None, {}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(step), "__call__", on_the_cpu)
+        for _ in loader:
+            tensors, others = started.pop()
+            values = flat((tensors.images, tensors.labels, tensors.indices))
+
+            def finish(*values: torch.Tensor, others: Any = others, more: Any = tensors.more) -> None:
+                *views, labels, indices = (value.clone() for value in values)
+                images = tuple(views) if len(views) > 1 else views[0]
+                made, targets, _ = call(step, Tensors(images, labels, indices, {}), *others)
+                seen.append([*flat(made), targets])
+
+            simulation.launch(finish, *values)
+            del tensors, values
+        simulation.synchronize()
+    for found, batch in zip(seen, expected, strict=True):
+        for one, other in zip(found, batch, strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_an_error_on_the_host_is_raised_when_its_batch_is_due(
+    prefetch: int, loader_on: Callable[..., tuple[Simulation, ShardLoader]]
+) -> None:
+    calls: list[None] = []
+
+    def fail(image: torch.Tensor) -> torch.Tensor:
+        calls.append(None)
+        if len(calls) == 2 * BATCH + 3:
+            raise OSError("this sample")
+        return image
+
+    simulation, loader = loader_on(transform=PerSample(fail), prefetch=prefetch)
+    batches = iter(loader)
+    for _ in range(2):
+        images, *_ = next(batches)
+        simulation.launch(lambda value: None, images)
+        assert batches._flow is not None
+        while not all(pending.done() for _, pending in batches._flow._pending):
+            time.sleep(0.001)
+    del images
+    with pytest.raises(OSError, match="this sample"):
+        next(batches)
+    del batches
+    simulation.synchronize()
+    assert loader.stats()["slots"] == loader.stats()["slots_free"]
 
 
 @pytest.mark.parametrize("transform", [RandomCrop(3), PER_SAMPLE], ids=["crop", "function"])

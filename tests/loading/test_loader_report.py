@@ -49,7 +49,7 @@ def report_of(
             "cache=",
         ),
         ({"wait_seconds": 1.0, "stall_seconds": 2.0}, "copy", "copies to the device"),
-        ({"wait_seconds": 1.0, "transform_seconds": 4.0}, "transform", "run it on the device"),
+        ({"wait_seconds": 1.0, "transform_seconds": 4.0}, "transform", "simplify"),
         ({"loop_seconds": 0.0, "batches": 0, "images": 0, "waiting": 9.0}, "storage", "cache="),
     ],
 )

@@ -25,9 +25,11 @@ from shardio.augment import (
     Pad,
     PerSample,
     RandomCrop,
+    RandomErasing,
     RandomResizedCrop,
     Resize,
     ToDtype,
+    Views,
     recipe,
 )
 from shardio.augment.chain import Transform
@@ -224,18 +226,36 @@ def test_whole_pictures_are_read_where_they_are_needed(path: Path, options: dict
         assert stats["read_nbytes"] == 10 * 5 * HEIGHT * WIDTH * 3
 
 
-@pytest.mark.parametrize(
-    "transform", [*SINGLE, *OF_BATCHES, recipe("dino", 24), recipe("timm-rsb-a3", 24, 5)], ids=name_of
-)
+class Flip:
+    """A function of one image and its masks, as of Albumentations."""
+
+    __module__ = "albumentations"
+
+    def __call__(self, image: NDArray[Any], mask: NDArray[Any]) -> dict[str, Any]:
+        return {"image": image[::-1], "mask": mask[::-1]}
+
+
+OTHERS: list[Transform] = [
+    recipe("dino", 24),
+    recipe("timm-rsb-a3", 24, 5),
+    Views([PerSample(Flip()), RandomErasing(1.0)]),
+    Compose([PerSample(Flip()), Views([RandomCrop(8), RandomCrop(9)])]),
+]
+
+
+@pytest.mark.parametrize("transform", [*SINGLE, *OF_BATCHES, *OTHERS], ids=name_of)
 def test_batches_are_those_of_the_transform_called_by_hand(path: Path, transform: Transform) -> None:
     masks = [] if transform.mixes else ["mask"]
+    ways = [("mmap", 1), ("pread", 4)]
+    if direct_alignment(path / "train-00000.npy") is not None:
+        ways.append(("direct", 2))
     options: dict[str, Any] = {"device": "cpu", "seed": 4, "tail": "short", "arrays": masks, "return_indices": True}
     with ShardLoader(path, 20, **options) as plain, ExitStack() as stack:
-        ways = [
+        loaders = [
             stack.enter_context(ShardLoader(path, 20, transform=transform, io=io, num_threads=threads, **options))
-            for io, threads in (("mmap", 1), ("pread", 3))
+            for io, threads in ways
         ]
-        for (stored, labels, indices, *more), *found in zip(plain, *ways, strict=True):
+        for (stored, labels, indices, *more), *found in zip(plain, *loaders, strict=True):
             given = {"masks": {"mask": more[0]["mask"]}} if masks else {}
             expected = transform(stored, labels, indices=indices, seed=4, epoch=0, **given)
             images, targets, *moved = expected

@@ -33,6 +33,6 @@ def why_gpus_are_not_tested() -> str | None:
         return None
     return (
         f"nvidia-smi lists {listed.splitlines()[0]}, and torch {torch.__version__} sees no CUDA device: tests marked "
-        "gpu would be skipped. Install a torch with CUDA (`make clean test CONSTRAINTS=constraints-cuda.txt`), or set "
-        "CUDA_VISIBLE_DEVICES= to test without the GPU"
+        "gpu would be skipped. Install a torch with CUDA (`make clean test CONSTRAINTS=FILE`, with a constraints "
+        "file of your own), or set CUDA_VISIBLE_DEVICES= to test without the GPU"
     )
