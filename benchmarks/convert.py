@@ -31,7 +31,6 @@ from PIL import Image
 from shardio.conversion.convert import convert
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.writing.shard_file import BLOCK_NBYTES
-from shardio.kernels import resample as kernel
 
 FIT = Fit((256, 256))
 SAMPLE_NBYTES = 256 * 256 * 3
@@ -174,13 +173,6 @@ def main() -> None:
     tree = repeat_images(options.images, options.count)
     files = sorted(tree.rglob("*.JPEG"))
 
-    def run_without_kernel() -> Run:
-        available, kernel.AVAILABLE = kernel.AVAILABLE, False
-        try:
-            return run(cores)
-        finally:
-            kernel.AVAILABLE = available
-
     def run(workers: int) -> Run:
         def work() -> int:
             return sum(convert(tree, OUT, workers=workers, shard_size=options.shard_size).num_samples.values())
@@ -197,7 +189,7 @@ def main() -> None:
         for loop in (bare_loop, own_loop):  # start the processes
             list(pool.map(loop, [part[:8] for part in parts]))
         one, many, converter = "bare loop, 1 core", f"bare loop, {cores} cores", f"convert, {cores} workers"
-        own, plain = f"the converter's own loop, {cores} cores", f"convert, {cores} workers, resizing by torch"
+        own = f"the converter's own loop, {cores} cores"
         pillow, ffcv, disk = f"Pillow, {cores} cores", f"FFCV's writer, {cores} workers", "writing alone"
         ways: dict[str, Callable[[], Run]] = {
             one: lambda: bare_loop(files),
@@ -206,7 +198,6 @@ def main() -> None:
             pillow: lambda: at_once(pillow_loop),
             "convert, 1 worker": lambda: run(1),
             converter: lambda: run(cores),
-            plain: run_without_kernel,
             disk: lambda: plain_writes(len(files)),
         }
         if importlib.util.find_spec("ffcv"):
@@ -223,11 +214,10 @@ def main() -> None:
     if ffcv not in ways:
         print(f"{ffcv:<40}not measured: ffcv is not installed here")
     print(f"{converter}, medians of the rounds' ratios and their range:")
-    for name, times in ((one, cores), (many, 1), (own, 1), (plain, 1), (pillow, 1), (ffcv, 1), (disk, 1)):
+    for name, times in ((one, cores), (many, 1), (own, 1), (pillow, 1), (ffcv, 1), (disk, 1)):
         if name in ways:
             print_ratio(f"to {times} x {name}" if times > 1 else f"to {name}", rates[converter], rates[name], times)
     print_ratio(f"CPU time of {many}, to its own", cpu[many], cpu[converter])
-    print_ratio(f"CPU time of {plain}, to its own", cpu[plain], cpu[converter])
     print_ratio(f"CPU time of {pillow}, to its own", cpu[pillow], cpu[converter])
 
 

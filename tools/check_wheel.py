@@ -1,7 +1,7 @@
 """Looks into wheels and sdists before they are published: is everything there that a user needs, and nothing else?
 
-A wheel must have all kernels in C: the build leaves out those that do not compile, and says nothing. An sdist must have
-what a clone has. Exit code 1, and a line for each fault, if anything is wrong.
+A wheel must have all kernels in C. An sdist must have what a clone has. Exit code 1, and a line
+for each fault, if anything is wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def faults_of_wheel(names: list[str]) -> list[str]:
     """Returns what is wrong with a wheel of these files."""
     built = {match[1] for name in names if (match := re.search(r"shardio/kernels/(_\w+)\.[^/]*(?:so|pyd)$", name))}
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "shardio").rglob("*.py")}
-    found = [f"lacks the kernel {name}: was there no compiler?" for name in sorted(KERNELS - built)]
+    found = [f"lacks the kernel {name}" for name in sorted(KERNELS - built)]
     found += [f"lacks {name}" for name in sorted((modules | DATA) - set(names))]
     return found + [f"has {name}, which no user needs" for name in names if FOREIGN.search(name)]
 

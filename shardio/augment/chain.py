@@ -18,7 +18,6 @@ from shardio.augment.arguments import LATER, Configuration, is_of_shardio
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws, LoaderBatch, loader_batch
 from shardio.augment.masks import MaskFill, Masks, check_mask_fill
-from shardio.kernels.built import warn_of_missing_kernels
 from shardio.system.eager import eager
 
 if TYPE_CHECKING:
@@ -104,8 +103,6 @@ class Transform(Configuration, ABC):
             raise TypeError(f"images and labels must be tensors, and labels may be None; found {found_types}")
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise ValueError(f"images must be uint8 (B, C, H, W); found {images.dtype} {tuple(images.shape)}")
-        if images.device.type == "cpu":
-            warn_of_missing_kernels()
         count = len(images)
         given = loader_batch(count) if indices is None else None
         if sizes is None and given is not None and given.images is images and given.sizes is not None:

@@ -35,18 +35,6 @@ from shardio.version import __version__
 _LIMITS_HINT = ": raise the limits of memory and processes (`ulimit -v`, `ulimit -u`) or use fewer workers"
 
 
-def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if not wanted or context.resilient_parsing:
-        return
-    click.echo(f"shardio, version {__version__}")
-    from shardio.kernels.built import kernels_in_use, missing_kernels
-
-    click.echo(f"kernels: {', '.join(f'{name} by {kernel}' for name, kernel in kernels_in_use().items())}")
-    if missing := missing_kernels():
-        click.echo(missing)
-    context.exit()
-
-
 # As the help lists them.
 COMMANDS = {
     "Make a set": [convert, plan, verify, repair],
@@ -92,14 +80,7 @@ class _Group(click.Group):
     commands=[command for commands in COMMANDS.values() for command in commands],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_version,
-    help="Show the version and the kernels in use, and exit.",
-)
+@click.version_option(__version__, help="Show the version and exit.")
 def cli() -> None:
     """Image collections as memory-mapped shards, for training that never waits for data.
 
@@ -167,7 +148,7 @@ def _run() -> int:
     except OSError as error:
         hint = ": raise the limit (`ulimit -n`) or use fewer workers" if error.errno == errno.EMFILE else ""
         return _fail(error, hint)
-    except ImportError as error:  # a library that is missing or broken, or a kernel that is not here
+    except ImportError as error:  # a library that is missing or broken
         return _fail(error)
     except MemoryError as error:
         return _fail(str(error) or "out of memory", _LIMITS_HINT)

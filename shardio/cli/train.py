@@ -100,7 +100,7 @@ def summary(result: BenchResult) -> Iterator[str]:
     cached = "" if result.resident_share is None else f", {result.resident_share:.0%} in the page cache before"
     gpu = "" if machine["gpu"] is None else f", {options['device']}: {machine['gpu']}"
     yield f"{result.path}, {result.split}: {counted(result.num_samples, 'sample')} of {shape}"
-    yield f"{machine['filesystem']}{cached}; {machine['cores']} cores, kernel {machine['kernel']}{gpu}"
+    yield f"{machine['filesystem']}{cached}; {machine['cores']} cores{gpu}"
     yield f"medians of {counted(result.rounds, 'round')}, {result.seconds:g} s each"
     yield ""
     names = {

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.kernels.built import _pixels as _native
-from shardio.kernels.built import missing_kernels
+from shardio.kernels import _pixels as _native
 
 # Fewer images are not worth the start of a thread.
 _MIN_IMAGES = 4
@@ -50,9 +49,6 @@ def run_steps(pixels: NDArray[np.uint8], codes: NDArray[np.uint8], values: NDArr
     """Runs S steps on the B images `pixels`, uint8 (B, H, W, C), C-contiguous, in place, in the calling thread.
 
     Step s does the operation codes[s, b] to image b, with the numbers values[s, b]: uint8 (S, B) and float64 (S, B, n).
-    Raises ValueError if the values of an operation are invalid; then the images are unchanged. Raises ImportError if
-    the kernel was not built.
+    Raises ValueError if the values of an operation are invalid; then the images are unchanged.
     """
-    if _native is None:
-        raise ImportError(missing_kernels())
     _native.run(pixels, np.ascontiguousarray(codes), np.ascontiguousarray(values), *pixels.shape[1:])

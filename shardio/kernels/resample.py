@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.kernels.built import _resample as _native
-from shardio.kernels.built import missing_kernels
+from shardio.kernels import _resample as _native
 from shardio.kernels.rowcopy import Places
 
-AVAILABLE = _native is not None
-FORMS: tuple[str, ...] = () if _native is None else _native.FORMS
+FORMS: tuple[str, ...] = _native.FORMS
 """The variants of the kernel that this processor can run, such as "avx2", fastest first. All give the same bytes."""
 
 # numpy has no bfloat16: results are kept as their bits.
@@ -48,8 +46,6 @@ def resample_windows(
     - `lines`: the index in `out` of each result; None for one result after the other
     - `out`: uint8; with `affine`, (2, C), a factor and an offset per channel: float32, float16, or bfloat16 as uint16
     """
-    if _native is None:
-        raise ImportError(missing_kernels())
     _, height, width, channels = out.shape
     _native.resample(
         np.ascontiguousarray(pixels),

@@ -1,10 +1,8 @@
-"""Copies scattered rows of a matrix, or a window of each row, into one block of memory, by _rowcopy.c or by numpy.
+"""Copies scattered rows of a matrix, or a window of each row, into one block of memory, by _rowcopy.c.
 
-Both give the same results, and pass the same tests. Copying releases the GIL; any number of threads may copy at the
-same time into different memory.
-
-Rows may be in a mapped file whose storage fails, or which another process truncates. Then the kernel in C stops at the
-row that it cannot read, and returns the number of copied rows; with numpy, SIGBUS kills the process.
+Copying releases the GIL; any number of threads may copy at the same time into different memory. Rows may be in a mapped
+file whose storage fails, or which another process truncates. Then the kernel stops at the row that it cannot read, and
+returns the number of copied rows.
 """
 
 from __future__ import annotations
@@ -16,9 +14,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.kernels.built import DEFAULT_KERNEL
-from shardio.kernels.built import _rowcopy as _native
+from shardio.kernels import _rowcopy as _native
 
+FORMS: tuple[str, ...] = tuple(filter(None, _native.KERNELS))
+"""The variants of the kernel that this processor can run, such as "avx2". All copy the same bytes."""
 Places: TypeAlias = NDArray[np.int64] | None
 """Where each row or window goes: the index of its row in `out`, or its first byte. None: one after the other."""
 
@@ -92,7 +91,7 @@ def copy_rows(
     rows: NDArray[np.uint8],
     numbers: NDArray[np.int64],
     out: NDArray[np.uint8],
-    kernel: str = DEFAULT_KERNEL,
+    form: str = _native.BEST,
     lines: Places = None,
 ) -> int:
     """Copies rows: sets out[i] = rows[numbers[i]], or with `lines` out[lines[i]]. Returns how many rows were copied.
@@ -106,17 +105,9 @@ def copy_rows(
         raise ValueError(f"out must have the shape {(len(numbers), rows.shape[1])}; found the shape {out.shape}")
     if lines is not None:
         _check_numbers(lines, count)  # products of larger numbers would wrap around
-    if kernel == "numpy":
-        _check_numbers(numbers, len(rows))
-        if lines is None:
-            # The numbers are inside, so "clip" clips nothing; the default mode would first copy all of `out`.
-            np.take(rows, numbers, axis=0, out=out, mode="clip")
-        else:
-            out[lines] = rows[numbers]
-        return len(numbers)
     places = None if lines is None else _int64(lines * nbytes)
     how = None, None, None, 0, places
-    done: int = _native.copy(rows, nbytes, _int64(numbers), *how, out, _native.KERNELS.index(kernel))
+    done: int = _native.copy(rows, nbytes, _int64(numbers), *how, out, _native.KERNELS.index(form))
     return done
 
 
@@ -125,7 +116,7 @@ def copy_windows(
     numbers: NDArray[np.int64],
     windows: Windows,
     out: NDArray[np.uint8],
-    kernel: str = DEFAULT_KERNEL,
+    form: str = _native.BEST,
     places: Places = None,
 ) -> int:
     """Copies windows[i] of image images[numbers[i]] into `out`, for each i. Returns how many windows were copied.
@@ -143,15 +134,6 @@ def copy_windows(
     nbytes = windows.num_pixels * channels
     if places is None and nbytes.sum() != out.nbytes:
         raise ValueError(f"out must have {nbytes.sum()} bytes, like all windows together; found {out.nbytes} bytes")
-    if kernel == "numpy":
-        ends = nbytes.cumsum() if places is None else places + nbytes
-        if len(ends) and not ((ends - nbytes).min() >= 0 and ends.max() <= out.nbytes):
-            raise IndexError(f"places must put all windows into the {out.nbytes} bytes of out; found {places}")
-        packed = out.reshape(-1)
-        for i, number in enumerate(numbers.tolist()):
-            some = images[number][windows.part(i)]
-            packed[ends[i] - nbytes[i] : ends[i]] = some.reshape(-1)
-        return len(numbers)
     stride = width * channels
     starts = windows.tops * stride + windows.lefts * channels
     # The lines of one that is as wide as its image lie side by side.
@@ -165,7 +147,7 @@ def copy_windows(
         stride,
         None if places is None else _int64(places),
         out,
-        _native.KERNELS.index(kernel),
+        _native.KERNELS.index(form),
     )
     return done
 

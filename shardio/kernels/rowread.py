@@ -1,7 +1,4 @@
-"""Reads many rows or windows of a file by _rowread.c, which releases the GIL once for all of them.
-
-If the kernel was not built, the functions do nothing and return 0 or False; then the caller must read the rows itself.
-"""
+"""Reads many rows or windows of a file by _rowread.c, which releases the GIL once for all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.kernels.built import _rowread as _native
+from shardio.kernels import _rowread as _native
 
 
 def read_rows(
@@ -26,8 +23,6 @@ def read_rows(
     With `drop_behind`, drops the rows from the page cache afterwards. Returns the number of rows read before the first
     row that cannot be read, or the number of all rows.
     """
-    if _native is None:
-        return 0
     return _native.read_rows(descriptor, offsets, places, nbytes, out, drop_behind)
 
 
@@ -46,15 +41,10 @@ def read_windows(
     an image are `stride` bytes apart. Reads go through the buffer `scratch`, and begin and end at multiples of
     `alignment`. With `drop_behind`, drops what was read from the page cache.
     """
-    if _native is None:
-        return 0
     return _native.read_windows(descriptor, windows, stride, alignment, scratch, out, drop_behind)
 
 
-def will_need(spans: NDArray[Any]) -> bool:
+def will_need(spans: NDArray[Any]) -> None:
     """Asks the operating system to read spans of mapped memory ahead, by madvise(MADV_WILLNEED). `spans`, uint64 (n,
-    2), are addresses and lengths in bytes. Returns False if _rowread.c was not built."""
-    if _native is None:
-        return False
+    2), are addresses and lengths in bytes."""
     _native.will_need(spans)
-    return True

@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 
 from shardio.cache.cached_split import open_source
 from shardio.errors import printable
-from shardio.kernels.built import warn_of_missing_kernels
 from shardio.loading.dataset import LoaderDataset, RankSampler
 from shardio.loading.iterator import LoaderIterator
 from shardio.loading.mixture import Mixture, Sets, open_mixture
@@ -122,7 +121,6 @@ class ShardLoader:
     ) -> None:
         if unknown:
             refuse_options(unknown)
-        warn_of_missing_kernels()
         world = find_world(rank, world_size)
         options = Options(
             batch_size=batch_size,
@@ -299,7 +297,6 @@ class ShardLoader:
         slots, slots_free: slots made for batches, and slots waiting for reuse.
         shares: of a mixture, the share of each set among the samples of the stream so far.
         roi: whether gather threads make the pixels of the transform, from the regions of pictures that it uses.
-        kernels: the kernels that copy, read, resample and augment on the CPU.
 
         A trace of torch.profiler shows "shardio.wait", "shardio.copy" and "shardio.transform" in the consumer's thread.
         """

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from shardio.augment.boxes import Draws
 from shardio.augment.program import Program
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, MAX_SMALL_NBYTES
-from shardio.kernels.built import kernels_in_use
 from shardio.loading.cuda import make_copier
 from shardio.loading.gather import GatherThreads, Pending
 from shardio.loading.options import Function, Options, find_parts
@@ -246,6 +245,5 @@ class Pipeline:
             "read_retries": read.retries,
             "read_ahead_hits": read.found / read.looked_for if read.looked_for else None,
             "roi": self.transform.makes_pixels,
-            "kernels": kernels_in_use(),
             **self._source.describe(),
         }

@@ -30,7 +30,6 @@ import numpy as np
 import torch
 
 from shardio.format.layout import SampleShape
-from shardio.kernels.built import DEFAULT_KERNEL
 from shardio.loading.loader import ShardLoader
 from shardio.measure import limits
 from shardio.measure.limits import Steps
@@ -268,7 +267,6 @@ def _machine(shards: ShardSet, device: torch.device) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "cores": usable_cores(),
         "filesystem": filesystem_kind(shards.path),
-        "kernel": DEFAULT_KERNEL,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "shardio": __version__,
         "python": platform.python_version(),

@@ -43,7 +43,6 @@ _libc.mmap.argtypes = [
 ]
 
 _MADV_RANDOM = 1  # Linux, macOS and the BSDs agree on these two
-_MADV_WILLNEED = 3
 # These keep the GIL. Each of many short calls that gave it up would wait 5 ms for it beside a busy Python thread.
 _quick = ctypes.PyDLL(None, use_errno=True)
 _quick.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -120,9 +119,7 @@ def will_need(
     spans = np.empty((len(numbers), 2), np.uint64)
     spans[:, 0] = first * mmap.PAGESIZE
     spans[:, 1] = (last + 1 - first) * mmap.PAGESIZE
-    if not rowread.will_need(spans):  # which gives up the GIL once
-        for address, length in spans.tolist():
-            _quick.madvise(address, length, _MADV_WILLNEED)
+    rowread.will_need(spans)
 
 
 def resident_share(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> float:

@@ -249,7 +249,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         sample. Copying releases the GIL; threads may gather at the same time into different memory.
 
         A failed read is retried for a second; then `gather` raises an OSError that names the sample, or FormatError if
-        the file was truncated. (Where shardio was installed without a compiler, the process ends by SIGBUS instead.)
+        the file was truncated.
         """
         indices = self.check_indices(indices)
         if windows is None:

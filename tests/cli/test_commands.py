@@ -27,7 +27,6 @@ from places import ROOT
 
 from shardio.cli import main
 from shardio.conversion.convert import convert
-from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import Progress
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.system.opening import OpenFile
@@ -324,8 +323,6 @@ def test_help_needs_no_hyphens(words: list[str], same: list[str]) -> None:
 def test_a_command_imports_nothing_slow_that_it_does_not_need(
     words: str, slow: set[str], make_set: Callable[..., Path], image_tree: Path, tmp_path: Path
 ) -> None:
-    if "{images}" in words and Fit().needs_torch:
-        pytest.skip("torch resizes pictures here")
     code = "import sys, shardio.cli.main as c\nsys.argv[0] = 'shardio'\ntry:\n    c.main()\nfinally:\n"
     code += f"    print(sorted({slow} & set(sys.modules)), file=sys.stderr)"
     command = words.format(out=make_set(3), images=image_tree, tmp=tmp_path).split()

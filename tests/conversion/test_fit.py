@@ -28,7 +28,6 @@ from shardio.conversion.images.headers import MAX_PIXELS
 from shardio.conversion.options import FitMode, Resample
 from shardio.errors import DecodeError
 from shardio.format.layout import MAX_SIDE
-from shardio.kernels import resample as kernel
 from shardio.reading.shardset import open_shards
 
 FILTERS: dict[Resample, Image.Resampling] = {name: Image.Resampling[name.upper()] for name in RESAMPLES}
@@ -371,12 +370,10 @@ def test_drawn_pictures_are_as_pillow_makes_them(resample: Resample, size: tuple
 
 # --- the kernel makes the bytes of torch ------------------------------------------------------------------------------
 
-needs_kernel = pytest.mark.skipif(not kernel.AVAILABLE, reason="installed without a compiler")
-
 
 def with_torch(fit: Fit, *picture: Any) -> NDArray[np.uint8]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "AVAILABLE", False)
+        patch.setattr(Fit, "needs_torch", True)
         return fit.apply(*picture)
 
 
@@ -392,7 +389,6 @@ def random_pixels(rng: np.random.Generator, height: int, width: int) -> NDArray[
     return pixels if rng.random() < 0.5 else (pixels >> 7) * np.uint8(255)
 
 
-@needs_kernel
 def test_random_pictures_are_as_torch_makes_them() -> None:
     rng = np.random.default_rng(0)
     for _ in range(4000):
@@ -402,7 +398,6 @@ def test_random_pictures_are_as_torch_makes_them() -> None:
         np.testing.assert_array_equal(found, with_torch(fit, pixels), err_msg=f"{height} x {width}, {fit}")
 
 
-@needs_kernel
 def test_random_reduced_pictures_are_as_torch_makes_them() -> None:
     rng = np.random.default_rng(1)
     reduced = 0
@@ -417,7 +412,6 @@ def test_random_reduced_pictures_are_as_torch_makes_them() -> None:
         np.testing.assert_array_equal(fit.apply(*picture), with_torch(fit, *picture), err_msg=f"{picture[1:]}, {fit}")
 
 
-@needs_kernel
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("shape", "size"),
@@ -437,7 +431,6 @@ def test_extreme_shapes_are_as_torch_makes_them(shape: tuple[int, int], size: tu
     np.testing.assert_array_equal(fit.apply(pixels), with_torch(fit, pixels))
 
 
-@needs_kernel
 def test_a_sample_is_made_in_the_memory_that_is_given() -> None:
     pixels = random_pixels(np.random.default_rng(3), 40, 60)
     for mode in MODES:
@@ -466,7 +459,7 @@ for mode, resample in itertools.product(("crop", "squash", "pad"), {}):
 print(torch.backends.cpu.get_cpu_capability(), sha256.hexdigest())
 """
 
-_TORCH_ALONE = "import shardio.kernels.resample as kernel; kernel.AVAILABLE = False"
+_TORCH_ALONE = "Fit.needs_torch = True"
 
 
 def test_processors_with_and_without_vector_units_give_the_same_bytes() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import check_wheel
@@ -83,3 +85,14 @@ def test_an_sdist_is_what_a_clone_is(tmp_path: Path) -> None:
     without = [name for name in names if not name.endswith("/Makefile")]
     assert check_wheel.faults_of_sdist(without) == ["lacks Makefile"]
     assert check_wheel.faults_of_sdist([*names, "shardio-0.1.0/shardio/a.so"]) == ["has shardio/a.so, which was built"]
+
+
+def test_a_build_without_a_compiler_ends_in_one_sentence_that_names_what_to_install(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools")
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", tmp_path / "lib", "--build-temp", tmp_path]
+    environ = {**os.environ, "CC": "false"}
+    result = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("shardio: error: the C compiler did not build shardio.kernels._pixels")
+    assert "apt install gcc python3-dev" in line

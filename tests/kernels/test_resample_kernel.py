@@ -10,10 +10,8 @@ import torch
 from command import run_python
 from numpy.typing import NDArray
 
+from shardio.kernels import _resample
 from shardio.kernels import resample as kernel
-from shardio.kernels.built import _resample
-
-pytestmark = pytest.mark.skipif(not kernel.AVAILABLE, reason="installed without a compiler")
 
 DTYPES = {np.uint8: torch.uint8, np.float32: torch.float32, np.uint16: torch.bfloat16, np.float16: torch.float16}
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -12,8 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from shardio.kernels.built import DEFAULT_KERNEL, KERNELS
-from shardio.kernels.rowcopy import Windows, copy_rows, copy_windows
+from shardio.kernels.rowcopy import FORMS, Windows, copy_rows, copy_windows
 
 # From here on native kernels store past the caches.
 STREAMED = 4 << 20
@@ -33,52 +29,43 @@ def random_rows(rng: np.random.Generator, count: int, nbytes: int) -> np.ndarray
     return rng.integers(0, 256, (count, nbytes), dtype=np.uint8)
 
 
-@pytest.fixture(params=KERNELS)
-def kernel(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_compiler_was_at_hand() -> None:
-    """Without one, the other tests would only compare numpy with itself."""
-    if "plain" not in KERNELS:
-        pytest.skip("installed without the native kernels")
-    from shardio.kernels import _rowcopy
-
-    assert DEFAULT_KERNEL == os.environ.get("SHARDIO_KERNEL", _rowcopy.BEST) != "numpy"
-
-
-def test_small_rows_of_every_size_and_alignment_are_copied(kernel: str) -> None:
+def test_small_rows_of_every_size_and_alignment_are_copied(form: str) -> None:
     rng = np.random.default_rng(0)
     for nbytes, shift in product([*range(1, 70), 127, 128, 129, 1023, 1024, 1025, 4097], (0, 1, 33, 63)):
         rows = random_rows(rng, 5, nbytes)
         for numbers in ([], [4], [0, 4, 4, 2]):
             out, untouched = fenced((len(numbers), nbytes), shift)
-            copy_rows(rows, np.array(numbers, np.int64), out, kernel)
+            copy_rows(rows, np.array(numbers, np.int64), out, form)
             assert np.array_equal(out, rows[numbers] if numbers else out), (nbytes, shift, numbers)
             assert untouched(), (nbytes, shift, numbers)
 
 
 @pytest.mark.parametrize("nbytes", [3072, 150_528, 196_608, 196_607, 196_609, 99_991, STREAMED + 1])
 @pytest.mark.parametrize("shift", [0, 1, 32, 63])
-def test_large_rows_are_copied(nbytes: int, shift: int, kernel: str) -> None:
+def test_large_rows_are_copied(nbytes: int, shift: int, form: str) -> None:
     rng = np.random.default_rng(nbytes + shift)
     rows = random_rows(rng, 4, nbytes)
     numbers = rng.integers(0, 4, max(3, 2 * STREAMED // nbytes))
     out, untouched = fenced((len(numbers), nbytes), shift)
     assert out.nbytes >= STREAMED
-    copy_rows(rows, numbers, out, kernel)
+    copy_rows(rows, numbers, out, form)
     assert np.array_equal(out, rows[numbers])
     assert untouched()
 
 
-def test_windows_of_every_small_size_and_place_are_copied(kernel: str) -> None:
+def test_windows_of_every_small_size_and_place_are_copied(form: str) -> None:
     rng = np.random.default_rng(1)
     images = rng.integers(0, 256, (3, 4, 5, 3), dtype=np.uint8)
     for h, w in product(range(1, 5), range(1, 6)):
         corners = list(product(range(3), range(4 - h + 1), range(5 - w + 1)))
         numbers, tops, lefts = np.array(corners).T
         out, untouched = fenced((len(corners), h, w, 3), 7)
-        copy_windows(images, numbers, Windows.of_one_size(h, w, tops, lefts), out, kernel)
+        copy_windows(images, numbers, Windows.of_one_size(h, w, tops, lefts), out, form)
         for image, (i, top, left) in zip(out, corners, strict=True):
             assert np.array_equal(image, images[i, top : top + h, left : left + w]), (h, w, i, top, left)
         assert untouched()
@@ -86,7 +73,7 @@ def test_windows_of_every_small_size_and_place_are_copied(kernel: str) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("window", [(224, 224), (256, 200), (17, 256), (256, 256), (1, 1), (100, 129)])
-def test_large_windows_are_copied(window: tuple[int, int], channels: int, kernel: str) -> None:
+def test_large_windows_are_copied(window: tuple[int, int], channels: int, form: str) -> None:
     rng = np.random.default_rng(channels)
     images = rng.integers(0, 256, (6, 256, 256, channels), dtype=np.uint8)
     h, w = window
@@ -94,13 +81,13 @@ def test_large_windows_are_copied(window: tuple[int, int], channels: int, kernel
     numbers = rng.integers(0, 6, count)
     tops, lefts = rng.integers(0, 256 - h + 1, count), rng.integers(0, 256 - w + 1, count)
     out, untouched = fenced((count, h, w, channels), 5)
-    copy_windows(images, numbers, Windows.of_one_size(h, w, tops, lefts), out, kernel)
+    copy_windows(images, numbers, Windows.of_one_size(h, w, tops, lefts), out, form)
     expected = [images[i, y : y + h, x : x + w] for i, y, x in zip(numbers, tops, lefts, strict=True)]
     assert np.array_equal(out, np.stack(expected))
     assert untouched()
 
 
-def test_windows_of_several_sizes_are_copied_one_after_the_other(kernel: str) -> None:
+def test_windows_of_several_sizes_are_copied_one_after_the_other(form: str) -> None:
     rng = np.random.default_rng(2)
     for shape, count in (((5, 7, 3), 50), ((256, 300, 3), 40), ((256, 300, 1), 300)):
         images = rng.integers(0, 256, (6, *shape), dtype=np.uint8)
@@ -109,19 +96,19 @@ def test_windows_of_several_sizes_are_copied_one_after_the_other(kernel: str) ->
         tops, lefts = rng.integers(0, shape[0] - heights + 1), rng.integers(0, shape[1] - widths + 1)
         windows, numbers = Windows(tops, lefts, heights, widths), rng.integers(0, 6, count)
         out, untouched = fenced((int(windows.num_pixels.sum()) * shape[2],), 3)
-        assert copy_windows(images, numbers, windows, out, kernel) == count
+        assert copy_windows(images, numbers, windows, out, form) == count
         expected = [images[number][windows.part(i)].reshape(-1) for i, number in enumerate(numbers)]
         assert np.array_equal(out, np.concatenate(expected))
         assert untouched()
 
 
 @pytest.mark.parametrize("nbytes", [1, 63, 4097, 196_608])
-def test_rows_and_windows_are_copied_to_the_places_they_are_given(nbytes: int, kernel: str) -> None:
+def test_rows_and_windows_are_copied_to_the_places_they_are_given(nbytes: int, form: str) -> None:
     rng = np.random.default_rng(nbytes)
     rows, count = random_rows(rng, 4, nbytes), 2 + STREAMED // nbytes % 50
     numbers, lines = rng.integers(0, 4, count), rng.permutation(count + 3)[:count]
     out, untouched = fenced((count + 3, nbytes), 7)
-    assert copy_rows(rows, numbers, out, kernel, lines) == count
+    assert copy_rows(rows, numbers, out, form, lines) == count
     expected = np.full_like(out, GUARD)
     expected[lines] = rows[numbers]
     assert np.array_equal(out, expected)
@@ -134,7 +121,7 @@ def test_rows_and_windows_are_copied_to_the_places_they_are_given(nbytes: int, k
     windows = Windows(height - heights, width - widths, heights, widths)
     out[:] = GUARD
     places = lines * nbytes + nbytes - windows.num_pixels * 3
-    assert copy_windows(images, numbers, windows, out, kernel, places) == count
+    assert copy_windows(images, numbers, windows, out, form, places) == count
     expected[:] = GUARD
     for number, (line, image) in enumerate(zip(lines, numbers, strict=True)):
         piece = images[image][windows.part(number)].reshape(-1)
@@ -145,25 +132,25 @@ def test_rows_and_windows_are_copied_to_the_places_they_are_given(nbytes: int, k
 
 @pytest.mark.parametrize("bad", [-1, 100_000, 2**61, 2**62, -(2**63)])
 @pytest.mark.parametrize("at", [0, 7, 15])
-def test_nothing_is_copied_if_one_number_window_or_place_is_outside(bad: int, at: int, kernel: str) -> None:
+def test_nothing_is_copied_if_one_number_window_or_place_is_outside(bad: int, at: int, form: str) -> None:
     images, zeros = np.zeros((5, 100, 1000, 1), np.uint8), np.zeros(16, np.int64)
     rows, wrong = images.reshape(5, -1), np.where(np.arange(16) == at, bad, 0)
     out, untouched = fenced((16, 100_000), 1)
     cut = out.reshape(-1)[: 16 * 81].reshape(16, 9, 9, 1)
     with pytest.raises(IndexError):
-        copy_rows(rows, wrong, out, kernel)
+        copy_rows(rows, wrong, out, form)
     for numbers, tops, lefts in ((wrong, zeros, zeros), (zeros, wrong, zeros), (zeros, zeros, wrong)):
         with pytest.raises(IndexError):
-            copy_windows(images, numbers, Windows.of_one_size(9, 9, tops, lefts), cut, kernel)
+            copy_windows(images, numbers, Windows.of_one_size(9, 9, tops, lefts), cut, form)
     with pytest.raises(IndexError):
-        copy_rows(rows, zeros, out, kernel, wrong)
+        copy_rows(rows, zeros, out, form, wrong)
     with pytest.raises((IndexError, ValueError)):
-        copy_windows(images, zeros, Windows.of_one_size(9, 9, zeros, zeros), cut, kernel, wrong * 81)
+        copy_windows(images, zeros, Windows.of_one_size(9, 9, zeros, zeros), cut, form, wrong * 81)
     assert (out == GUARD).all()
     assert untouched()
 
 
-def test_shapes_that_do_not_fit_are_refused(kernel: str) -> None:
+def test_shapes_that_do_not_fit_are_refused(form: str) -> None:
     rows, images = np.zeros((5, 60), np.uint8), np.zeros((5, 4, 5, 3), np.uint8)
     two, out = np.arange(2), np.zeros((2, 60), np.uint8)
     for numbers, target in (
@@ -172,21 +159,21 @@ def test_shapes_that_do_not_fit_are_refused(kernel: str) -> None:
         (two, np.zeros((3, 60), np.uint8)),
     ):
         with pytest.raises(ValueError, match="out must have the shape"):
-            copy_rows(rows, numbers, target, kernel)
+            copy_rows(rows, numbers, target, form)
     for height, width in ((5, 5), (4, 6), (0, 5), (4, 0)):
         with pytest.raises(IndexError, match=f"found {height} x {width} pixels at"):
-            copy_windows(images, two, Windows.of_one_size(height, width, two * 0, two * 0), out, kernel)
+            copy_windows(images, two, Windows.of_one_size(height, width, two * 0, two * 0), out, form)
     with pytest.raises(ValueError, match="out must have 120 bytes"):
-        copy_windows(images, two, Windows.of_one_size(4, 5, two * 0, two * 0), np.zeros((2, 4, 5, 2), np.uint8), kernel)
+        copy_windows(images, two, Windows.of_one_size(4, 5, two * 0, two * 0), np.zeros((2, 4, 5, 2), np.uint8), form)
     for count in (0, 1, 3):
         some = np.zeros(count, np.int64)
         with pytest.raises(ValueError, match=f"expected 2 windows.* found {count}"):
-            copy_windows(images, two, Windows.of_one_size(1, 1, some, some), out, kernel)
+            copy_windows(images, two, Windows.of_one_size(1, 1, some, some), out, form)
         with pytest.raises(IndexError, match="expected as many tops"):
-            copy_windows(images, two, Windows(two, two, two, some), out, kernel)
+            copy_windows(images, two, Windows(two, two, two, some), out, form)
 
 
-def test_numbers_of_other_types_and_strides_are_understood(kernel: str) -> None:
+def test_numbers_of_other_types_and_strides_are_understood(form: str) -> None:
     rows = random_rows(np.random.default_rng(0), 9, 50)
     for numbers in (
         np.arange(9, dtype=np.int32)[::-1],
@@ -194,31 +181,22 @@ def test_numbers_of_other_types_and_strides_are_understood(kernel: str) -> None:
         np.arange(9, dtype=np.uint8),
     ):
         out = np.zeros((9, 50), np.uint8)
-        copy_rows(rows, numbers, out, kernel)
+        copy_rows(rows, numbers, out, form)
         assert np.array_equal(out, rows[numbers])
 
 
-def test_threads_copy_at_the_same_time(kernel: str) -> None:
+def test_threads_copy_at_the_same_time(form: str) -> None:
     rows = random_rows(np.random.default_rng(3), 50, 40_000)
 
     def work(seed: int) -> None:
         numbers, out = np.random.default_rng(seed).integers(0, 50, 64), np.zeros((64, 40_000), np.uint8)
-        copy_rows(rows, numbers, out, kernel)
+        copy_rows(rows, numbers, out, form)
         assert np.array_equal(out, rows[numbers])
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_the_environment_chooses_the_kernel(name: str) -> None:
-    code = "from shardio.kernels.built import DEFAULT_KERNEL; print(DEFAULT_KERNEL)"
-    environ = {**os.environ, "SHARDIO_KERNEL": name}
-    result = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
-    assert (result.stdout, result.stderr) == (f"{name}\n", "")
-
-
-@pytest.mark.skipif("plain" not in KERNELS, reason="installed without the native kernels")
 @pytest.mark.parametrize(
     ("change", "error"),
     [

@@ -31,7 +31,6 @@ import shardio.loading.ring
 import shardio.loading.state
 import shardio.loading.transform
 from shardio.errors import LaunchError
-from shardio.kernels.built import kernels_in_use
 from shardio.loading.loader import ShardLoader
 from shardio.loading.ring import Ring, Slot
 from shardio.reading.reader import MappedReader, Request
@@ -398,7 +397,6 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
             "read_retries": 0,
             "read_ahead_hits": None,
             "roi": False,
-            "kernels": kernels_in_use(),
             "staging": None,
             "slots": 0,
             "slots_free": 0,

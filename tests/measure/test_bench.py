@@ -218,7 +218,7 @@ def test_json_has_everything(path: Path) -> None:
     assert (found["path"], found["split"], found["num_samples"]) == (str(path), "train", 30)
     assert (found["sample_shape"], found["rounds"], found["seconds"]) == ([64, 64, 1], 2, 0.001)
     assert {"digest", "resident_share", "left_out", "options", "mix", "first_batch_seconds"} < set(found)
-    assert {"cores", "filesystem", "kernel", "shardio", "torch"} < set(found["machine"])
+    assert {"cores", "filesystem", "shardio", "torch"} < set(found["machine"])
     assert [*found["limits"]] == ["memcpy", "take", *(["direct"] if has_direct(path) else [])]
     for limit in found["limits"].values():
         assert limit["ratio"] > 0
@@ -311,7 +311,7 @@ def test_the_clock_is_read_only_when_the_device_has_done_everything(
 def test_the_table_has_a_line_of_at_most_100_characters_for_every_speed() -> None:
     fast = Speed([1 / 1_234_567], [0.001])
     kinds: tuple[LimitKind, ...] = ("memcpy", "take", "direct", "pinned_copy")
-    machine = {"cores": 128, "kernel": "avx512", "filesystem": "fuse.sshfs", "gpu": "NVIDIA H200"}
+    machine = {"cores": 128, "filesystem": "fuse.sshfs", "gpu": "NVIDIA H200"}
     options = {"device": "cuda:0", "batch_size": 2048, "prefetch": 16, "num_threads": 16, "io": "direct"}
     report = BenchResult(
         *("out", "train", "0", 10**7, (2048, 2048, 3), 0.5, machine, 7, 0.5, {**options, "io_reason": "why"}, {}),

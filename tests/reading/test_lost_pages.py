@@ -22,13 +22,10 @@ import shardio.kernels.rowcopy
 import shardio.reading.mapped_table
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
-from shardio.kernels.built import KERNELS
-from shardio.kernels.rowcopy import Windows
+from shardio.kernels.rowcopy import FORMS, Windows
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import ShardSet, open_shards
-
-pytestmark = pytest.mark.skipif("plain" not in KERNELS, reason="installed without the native kernels")
 
 # A sample is two pages, so that a file that is cut behind whole pages has lost whole samples.
 SHAPE = (64, 64, 2)
@@ -38,7 +35,7 @@ PER_SHARD = 20
 KEPT = 12
 
 
-@pytest.fixture(params=KERNELS[1:])
+@pytest.fixture(params=FORMS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in ("copy_rows", "copy_windows"):
         defaults = getattr(shardio.kernels.rowcopy, name).__defaults__

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from shardio.changes.change import change
 from shardio.errors import FormatError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
+from shardio.kernels import _rowread
 from shardio.kernels.rowcopy import Windows
 from shardio.reading.file_reader import FileReader
 from shardio.reading.layout import SplitLayout
@@ -131,8 +131,8 @@ def test_every_column_of_the_index_can_be_read(
 ) -> None:
     shards = open_shards(make_set(40, (1, 1, 1)))
     indices = np.array([39, 0, 7, 7, 21])
-    for native in (shardio.kernels.rowread._native, None):
-        monkeypatch.setattr(shardio.kernels.rowread, "_native", native)
+    for outcome in ("whole", "nothing"):
+        monkeypatch.setattr(shardio.kernels.rowread, "_native", Stopping(outcome))
         reader = reader_of(shards, engine)
         for name in shards.index.dtype.names or ():
             expected = shards.index[name][indices]
@@ -228,23 +228,13 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_an_announced_batch_comes_into_the_page_cache_by_itself(make_set: Callable[..., Path]) -> None:
-    calls: list[int] = []
-    for way in ("natively", "one by one"):
-        shards = cold(make_set)
-        reader = MappedReader(shards)
-        assert reader.begin_epoch()
-        with pytest.MonkeyPatch.context() as patch:
-            if way == "one by one":
-                patch.setattr("shardio.kernels.rowread._native", None)
-            madvise = shardio.reading.mapping._quick.madvise
-            counting = SimpleNamespace(madvise=lambda *how, madvise=madvise: calls.append(madvise(*how)))
-            patch.setattr("shardio.reading.mapping._quick", counting)
-            alone = shardio.kernels.rowread._native is None
-            reader.will_read(Request(np.arange(0, 64, 4)))
-            assert len(calls) == (16 if alone else 0)
-        until(lambda shards=shards: shards.resident_share() == 0.25)
-        reader.will_read(Request(np.arange(64)))
-        until(lambda reader=reader: not reader.begin_epoch())
+    shards = cold(make_set)
+    reader = MappedReader(shards)
+    assert reader.begin_epoch()
+    reader.will_read(Request(np.arange(0, 64, 4)))
+    until(lambda: shards.resident_share() == 0.25)
+    reader.will_read(Request(np.arange(64)))
+    until(lambda: not reader.begin_epoch())
 
 
 def test_only_the_lines_that_windows_cross_are_announced(make_set: Callable[..., Path]) -> None:
@@ -398,7 +388,7 @@ class Faults:
         self.calls = 0
         self._preadv = os.preadv
         monkeypatch.setattr(os, "preadv", self)
-        monkeypatch.setattr(shardio.kernels.rowread, "_native", None)  # which reads without it
+        monkeypatch.setattr(shardio.kernels.rowread, "_native", Stopping("nothing"))  # which reads without it
 
     def __call__(self, descriptor: int, buffers: list[memoryview], offset: int) -> int:
         self.calls += 1
@@ -594,10 +584,6 @@ def test_memory_that_no_disk_may_write_to_is_filled_by_a_detour(
 
 # Natively: many rows in one call.
 
-with contextlib.suppress(ImportError):
-    from shardio.kernels import _rowread
-native = pytest.mark.skipif(shardio.kernels.rowread._native is None, reason="installed without a compiler")
-
 
 class Stopping:
     """The native calls, which do only a part of what they are asked for."""
@@ -616,13 +602,11 @@ class Stopping:
         return _rowread.read_windows(descriptor, windows[: self.most(len(windows))], *others)
 
 
-@pytest.fixture(params=["without", "whole", "nothing", "stops"])
+@pytest.fixture(params=["whole", "nothing", "stops"])
 def outcome(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = None if request.param == "without" else Stopping(request.param)
-    monkeypatch.setattr(shardio.kernels.rowread, "_native", calls)
+    monkeypatch.setattr(shardio.kernels.rowread, "_native", Stopping(request.param))
 
 
-@native
 @pytest.mark.usefixtures("outcome")
 @pytest.mark.parametrize("engine", FILE_ENGINES)
 def test_what_the_native_call_leaves_is_read_one_by_one(
@@ -637,7 +621,6 @@ def test_what_the_native_call_leaves_is_read_one_by_one(
         assert reader.counts().nbytes - before == len(indices) * 4096
 
 
-@native
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -671,7 +654,6 @@ def test_the_native_call_refuses_what_would_leave_its_memory(
     assert _rowread.read_rows(-1, good["offsets"], good["places"], 10, out, False) == 0
 
 
-@native
 @pytest.mark.usefixtures("outcome")
 @pytest.mark.parametrize("engine", FILE_ENGINES)
 def test_windows_that_the_native_call_leaves_are_read_one_by_one(
@@ -695,7 +677,6 @@ def test_windows_that_the_native_call_leaves_are_read_one_by_one(
         assert np.array_equal(out, np.concatenate(expected))
 
 
-@native
 @pytest.mark.parametrize(
     ("window", "error"),
     [

@@ -74,7 +74,7 @@ class Fit:
     @property
     def needs_torch(self) -> bool:
         """Whether torch resizes pictures, and not the C kernel."""
-        return self.resample == "lanczos" or not kernel.AVAILABLE
+        return self.resample == "lanczos"
 
     def placement(self, height: int, width: int) -> Placement:
         """Returns the Placement of a picture of this height and width in its sample.

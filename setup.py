@@ -1,0 +1,32 @@
+"""Builds the kernels in C. All else about the package is in pyproject.toml."""
+
+from __future__ import annotations
+
+import sys
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+# Products are rounded before they are added (fp-contract): or pixels on ARM, which has one instruction for both, would
+# be others than on x86.
+FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+NAMES = ["_pixels", "_resample", "_rowcopy", "_rowread"]
+
+
+class BuildKernels(build_ext):
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            super().build_extension(ext)
+        except Exception as error:
+            sys.exit(
+                f"shardio: error: the C compiler did not build {ext.name} ({error}): install gcc and the headers of "
+                "Python (apt install gcc python3-dev), or install a wheel (pip install --only-binary shardio shardio)"
+            )
+
+
+setup(
+    ext_modules=[
+        Extension(f"shardio.kernels.{name}", [f"shardio/kernels/{name}.c"], extra_compile_args=FLAGS) for name in NAMES
+    ],
+    cmdclass={"build_ext": BuildKernels},
+)
