@@ -26,7 +26,13 @@ class BuildKernels(build_ext):
 
 setup(
     ext_modules=[
-        Extension(f"shardio.kernels.{name}", [f"shardio/kernels/{name}.c"], extra_compile_args=FLAGS) for name in NAMES
+        Extension(
+            f"shardio.kernels.{name}",
+            [f"shardio/kernels/{name}.c"],
+            depends=["shardio/kernels/guard.h"],
+            extra_compile_args=FLAGS,
+        )
+        for name in NAMES
     ],
     cmdclass={"build_ext": BuildKernels},
 )

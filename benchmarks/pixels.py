@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from shardio.augment import RandomResizedCrop
 from shardio.augment.batch import Batch, sizes_of
 from shardio.augment.boxes import Draws
-from shardio.augment.resample import Resampling, make_spans, resample_windows
+from shardio.augment.resample import Resampling, make_spans, resample
 from shardio.augment.steps import Op, Sampling, Step, Steps
 from shardio.kernels.pixels import run_steps
-from shardio.kernels.rowcopy import Windows
+from shardio.kernels.resample import Planes
 
 try:
     import cv2
@@ -150,7 +150,7 @@ def pictures(count: int, size: int) -> torch.Tensor:
 def measure_resizes(images: torch.Tensor, size: int, rounds: int) -> None:
     """Crops and resizes to `size`, mirrors half of the pictures, and normalizes and casts."""
     count, whole = len(images), images.permute(0, 2, 3, 1).numpy()
-    flips, windows = np.arange(count) % 2 == 0, Windows.whole(count, *whole.shape[1:3])
+    flips, planes = np.arange(count) % 2 == 0, Planes.of_images(np.ascontiguousarray(whole))
     batch = Batch(images, Draws(0, 0, np.arange(count)), sizes_of(images))
     boxes = RandomResizedCrop(size).apply(batch, "RandomResizedCrop").region
     spans = make_spans(boxes, boxes, *whole.shape[1:3])
@@ -176,7 +176,7 @@ def measure_resizes(images: torch.Tensor, size: int, rounds: int) -> None:
 
     for name, how in ways.items():
         out = np.zeros((count, size, size, 3), how.kernel_dtype)
-        some = {"C": way(partial(resample_windows, windows=windows, spans=spans, flips=flips, out=out, how=how), whole)}
+        some = {"C": way(partial(resample, spans=spans, flips=flips, out=out, how=how), planes)}
         if cv2 is not None:
             kind = cv2.INTER_CUBIC if how.interpolation == "bicubic" else cv2.INTER_LINEAR
             some["OpenCV"] = way(partial(by_opencv, kind, np.zeros((count, size, size, 3), np.uint8)), whole)

@@ -23,7 +23,7 @@ from shardio.augment.resample import Interpolation, Resampling, as_made, normali
 from shardio.augment.stage import Canvas, Choice, Stage, Stages, moved_by, run_and_cast
 from shardio.augment.steps import NEEDS_RGB, Op, Step, Steps
 from shardio.kernels.pixels import in_slices
-from shardio.kernels.rowcopy import Windows
+from shardio.kernels.resample import Planes
 
 Images = torch.Tensor | tuple[torch.Tensor, ...]
 Arrays = dict[str, Images]
@@ -197,7 +197,7 @@ class Batch:
         """
         if self.is_whole and self.how.made == torch.uint8 and (self.is_deferred or len(self.images) == len(self)):
             return self
-        sizes = self.sizes if self.boxes is None else np.tile(np.array(self.size), (len(self), 1))
+        sizes = self.sizes if self.boxes is None else np.full((len(self), 2), self.size)
         return self.after(None if self.is_whole else self._stage(), sizes)
 
     def made(self) -> Batch:
@@ -234,7 +234,7 @@ class Batch:
         within = self.within if self.resized else None
         canvas = Canvas(sizes, firsts, mode, tuple(fill))
         stage = replace(self._stage(size), boxes=boxes, within=within, canvas=canvas, steps=())
-        return self.after(stage, np.tile(np.array(size), (len(self), 1)))
+        return self.after(stage, np.full((len(self), 2), size))
 
     def _stage(self, size: tuple[int, int] | None = None) -> Stage:
         """Returns the recorded changes, without the cast, as a stage with results of `size` (default: `self.size`)."""
@@ -294,7 +294,7 @@ def check_no_masks(names: Iterable[str]) -> None:
 
 
 def sizes_of(images: torch.Tensor) -> NDArray[np.int64]:
-    return np.tile(np.array(images.shape[2:], np.int64), (len(images), 1))
+    return np.full((len(images), 2), images.shape[2:])
 
 
 def computed(images: torch.Tensor, stages: Stages, how: Resampling, count: int) -> torch.Tensor:
@@ -317,11 +317,11 @@ def computed(images: torch.Tensor, stages: Stages, how: Resampling, count: int) 
     size = stages[-1].size if stages else pixels.shape[1:3]
     out = np.empty((count, *size, pixels.shape[3]), how.kernel_dtype)
 
+    planes = Planes.of_images(pixels)
+
     def work(part: slice) -> None:
         some = np.arange(count)[part]
-        mine = pixels[part] if len(pixels) == count else pixels[some % len(pixels)]
-        windows = Windows.whole(len(mine), *pixels.shape[1:3])
-        run_and_cast(stages, pixels.shape[1:], mine.reshape(-1), windows, some, out, how)
+        run_and_cast(stages, planes[some % len(pixels)], some, out, how)
 
     in_slices(count, work)
     return as_made(torch.from_numpy(out), how).permute(0, 3, 1, 2)

@@ -72,7 +72,7 @@ class Masks:
         """
         masks = self
         if boxes is not None:
-            sizes = np.tile(np.array(size), (len(flips), 1))
+            sizes = np.full((len(flips), 2), size)
             masks = self.placed(boxes, flips, sizes, size, np.zeros_like(sizes), "constant")
         moving = tuple(step for step in map(_moving, steps) if not step.does_nothing)
         if not moving:

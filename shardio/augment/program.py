@@ -8,12 +8,12 @@ Normalize.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -23,7 +23,8 @@ from shardio.augment.boxes import Draws
 from shardio.augment.chain import Compose, Transform, Views, branches_of, is_recorded, results_of, runs_anywhere
 from shardio.augment.masks import Masks
 from shardio.augment.resample import as_made
-from shardio.augment.stage import Numbers, Pixels, joined, moved_by, run, run_and_cast, windows_of
+from shardio.augment.stage import Numbers, joined, moved_by, run, run_and_cast, windows_of
+from shardio.kernels.resample import Planes
 from shardio.kernels.rowcopy import Windows
 
 
@@ -37,6 +38,10 @@ def makes_pixels(transform: Transform, casts: bool) -> bool:
     if type(transform) is Views:
         return any(makes_pixels(part, casts) for part in transform.transforms)
     return (casts and transform.casts and is_of_shardio(type(transform))) or is_recorded(transform)
+
+
+# Samples of so many bytes are made at a time, if they are gone over more than once.
+_CACHED_NBYTES = 4 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,15 +92,16 @@ class Program:
         several = [windows_of(view.stages, self.source, len(self)) for view in self.views]
         return joined(several, self.whole_lines, self.source[:2])
 
-    @cached_property
-    def ends(self) -> NDArray[np.int64]:
-        """Byte offsets in memory with all windows in a row, int64 (B + 1,): window i is from ends[i] to ends[i + 1]."""
-        return np.concatenate([[0], (self.windows.num_pixels * self.source[2]).cumsum()])
-
     @property
     def results(self) -> list[tuple[tuple[int, ...], Any]]:
         """The shape (B, height, width, channels) and the NumPy dtype of what `make` writes for each view."""
         return [((len(self), *view.images.shape[2:], self.source[2]), view.how.kernel_dtype) for view in self.views]
+
+    @cached_property
+    def _is_one_pass(self) -> bool:
+        """Whether each pixel is written once."""
+        (view, *others) = self.views
+        return not others and len(view.stages) < 2 and all(stage.is_one_pass for stage in view.stages)
 
     @cached_property
     def _num_shared(self) -> int:
@@ -106,18 +112,24 @@ class Program:
                 number += 1
         return number
 
-    def make(self, pixels: Pixels, some: Numbers, outs: Sequence[NDArray[Any]]) -> None:
+    def make(self, planes: Planes, some: Numbers, outs: Sequence[NDArray[Any]]) -> None:
         """Makes the images `some`, numbers in the batch, in ascending order. Writes view k to `outs[k][some]`.
 
-        `pixels`, uint8 (n,), has the windows of these images, one after the other. `outs` has an array for each of
-        `results`.
+        `planes` are the `windows` of these images. `outs` has an array for each of `results`. Raises OSError if a page
+        of a mapped file cannot be read.
         """
-        windows, source, shared = self.windows[some], self.source, self._num_shared
+        # Images between two passes stay in the processor's caches.
+        step = len(some) if self._is_one_pass else max(1, _CACHED_NBYTES // math.prod(self.source))
+        for first in range(0, len(some), step):
+            part = slice(first, first + step)
+            self._make(planes[part], some[part], outs)
+
+    def _make(self, planes: Planes, some: Numbers, outs: Sequence[NDArray[Any]]) -> None:
+        shared = self.views[0].stages[: self._num_shared]
         if shared:
-            made = run(self.views[0].stages[:shared], source, pixels, windows, some)
-            pixels, windows, source = made.reshape(-1), Windows.whole(len(some), *made.shape[1:3]), made.shape[1:]
+            planes = Planes.of_images(run(shared, planes, some, (*shared[-1].size, planes.channels)))
         for view, out in zip(self.views, outs, strict=True):
-            run_and_cast(view.stages[shared:], source, pixels, windows, some, out, view.how)
+            run_and_cast(view.stages[len(shared) :], planes, some, out, view.how)
 
     def finish(
         self,

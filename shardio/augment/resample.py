@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from shardio.augment.boxes import Boxes
 from shardio.kernels import resample as kernel
 from shardio.kernels.pixels import in_slices
-from shardio.kernels.rowcopy import Places, Windows
+from shardio.kernels.resample import Planes
+from shardio.kernels.rowcopy import Places
 
 Interpolation = Literal["bilinear", "bicubic", "random"]
 Statistics = tuple[Sequence[float], Sequence[float]]
@@ -87,9 +88,9 @@ def normalized(images: torch.Tensor, statistics: Statistics | None, dtype: torch
         return images if dtype is None else images.to(dtype)
     if images.device.type == "cpu" and images.is_contiguous(memory_format=torch.channels_last):
         how = Resampling((images.shape[2], images.shape[3]), statistics=statistics, dtype=dtype)
-        pixels = images.detach().permute(0, 2, 3, 1).numpy()
-        out = np.empty(pixels.shape, how.kernel_dtype)
-        in_slices(len(out), lambda some: cast_images(pixels[some], out, how, np.arange(len(out))[some]))
+        planes = Planes.of_images(images.detach().permute(0, 2, 3, 1).numpy())
+        out, lines = np.empty((len(images), *how.size, planes.channels), how.kernel_dtype), np.arange(len(images))
+        in_slices(len(out), lambda some: cast_images(planes[some], out, how, lines[some]))
         return as_made(torch.from_numpy(out), how).permute(0, 3, 1, 2)
     factor, offset = affine_on(images.device, *map(tuple, statistics))[:, :, None, None]
     # Rounded after the product, as the kernel in C does it.
@@ -152,9 +153,8 @@ def as_made(images: torch.Tensor, how: Resampling) -> torch.Tensor:
     return images.view(how.made) if images.dtype == torch.uint16 else images.to(how.made)
 
 
-def resample_windows(
-    pixels: NDArray[np.uint8],
-    windows: Windows,
+def resample(
+    planes: Planes,
     spans: NDArray[np.float64],
     flips: NDArray[np.bool_],
     out: NDArray[Any],
@@ -164,28 +164,25 @@ def resample_windows(
 ) -> None:
     """Resamples a box of each image to `how.size` in the calling thread, and writes the results to `out`.
 
-    `pixels` holds the windows, one after the other. `spans` come from `make_spans`, with limits inside the windows.
+    `spans` come from `make_spans`, with limits inside the windows of `planes`.
     `out` is (n, *size, C) of `how.kernel_dtype`. If `lines` is not None, result i becomes `out[lines[i]]`. `part` (by
     default `lines`) are the numbers of the images in the batch of `how.cubic`. Raises IndexError if a box is not inside
-    its window.
+    its window, and OSError if a page of a mapped file cannot be read.
     """
     same = ((0.0,) * out.shape[3], (1 / 255,) * out.shape[3])
     affine = None if out.dtype == np.uint8 else _affine(*map(tuple, how.statistics or same))
     cubic = how.interpolation == "bicubic" if how.cubic is None else how.cubic[lines if part is None else part]
     axes = axes_of(spans, how.size)
-    antialias = how.antialias
-    kernel.resample_windows(
-        pixels, windows.sides, axes, flips, out, affine, cubic=cubic, antialias=antialias, lines=lines
-    )
+    kernel.resample(planes, axes, flips, out, affine, cubic=cubic, antialias=how.antialias, lines=lines)
 
 
-def cast_images(images: NDArray[np.uint8], out: NDArray[Any], how: Resampling, lines: NDArray[np.int64]) -> None:
-    """Writes uint8 images, (n, H, W, C), normalized and cast as `how` says, to `out[lines]`, in the calling thread."""
-    count, size = len(images), images.shape[1:3]
-    whole = Boxes.whole(count, *size)
-    plain = Resampling((size[0], size[1]), statistics=how.statistics, dtype=how.dtype)
-    spans, flips = make_spans(whole, whole, *size), np.zeros(count, bool)
-    resample_windows(images.reshape(-1), Windows.whole(count, *size), spans, flips, out, plain, lines)
+def cast_images(planes: Planes, out: NDArray[Any], how: Resampling, lines: NDArray[np.int64]) -> None:
+    """Writes whole images, normalized and cast as `how` says, to `out[lines]`, in the calling thread."""
+    height, width = out.shape[1:3]
+    whole = Boxes.whole(len(planes), height, width)
+    plain = Resampling((height, width), statistics=how.statistics, dtype=how.dtype)
+    spans, flips = make_spans(whole, whole, height, width), np.zeros(len(planes), bool)
+    resample(planes, spans, flips, out, plain, lines)
 
 
 @cache

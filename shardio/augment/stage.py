@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from shardio.augment.boxes import Boxes, outside_places
 from shardio.augment.masks import Masks
-from shardio.augment.resample import Resampling, axes_of, cast_images, make_spans, resample_windows
+from shardio.augment.resample import Resampling, axes_of, cast_images, make_spans, resample
 from shardio.augment.steps import Steps
 from shardio.kernels import pixels as pixels_kernel
 from shardio.kernels import resample as resample_kernel
+from shardio.kernels.resample import Planes
 from shardio.kernels.rowcopy import Windows
 
 Numbers = NDArray[np.int64]
@@ -86,6 +87,11 @@ class Stage:
         return spans
 
     @property
+    def is_one_pass(self) -> bool:
+        """Whether each pixel of the results is written once."""
+        return not self.steps
+
+    @property
     def _is_copy(self) -> bool:
         return self.boxes is None and self.flips is None and self.canvas is None
 
@@ -113,22 +119,22 @@ class Stage:
         (tops, lefts), (ends, rights) = (self._spans[:, :, side].astype(np.int64) for side in (2, 3))
         return Windows(tops, lefts, ends - tops, rights - lefts)
 
-    def make(self, pixels: Pixels, windows: Windows, some: Numbers, out: Pixels) -> None:
+    def make(self, planes: Planes, some: Numbers, out: Pixels) -> None:
         """Writes the results of the images `some` to `out`, (len(some), *size, channels), C-contiguous.
 
-        `pixels`, uint8 (n,), has the windows of these images, one after the other.
+        `planes` are windows of these images. Raises OSError if a page of a mapped file cannot be read.
         """
         if self._is_copy:
-            out.reshape(-1)[:] = pixels
+            planes.copy_images(out)
         elif self.canvas is None:
-            self._resample(pixels, windows, some, out)
+            self._resample(planes, some, out)
         else:
-            self._place(self.canvas, pixels, windows, some, out)
+            self._place(self.canvas, planes, some, out)
         if self.steps:
             codes, values = (np.stack([getattr(step, name)[some] for step in self.steps]) for name in _STEP)
             pixels_kernel.run_steps(out, codes, values)
 
-    def cast(self, pixels: Pixels, windows: Windows, some: Numbers, out: NDArray[Any], how: Resampling) -> bool:
+    def cast(self, planes: Planes, some: Numbers, out: NDArray[Any], how: Resampling) -> bool:
         """Writes results that are normalized and cast as `how` says to `out[some]`, if that is one pass with this one.
 
         Returns False, and writes nothing, if it is not.
@@ -136,13 +142,12 @@ class Stage:
         if self.steps or self.canvas is not None:
             return False
         both = replace(self.how, statistics=how.statistics, dtype=how.dtype)
-        self._resample(pixels, windows, some, out, both, some)
+        self._resample(planes, some, out, both, some)
         return True
 
     def _resample(
         self,
-        pixels: Pixels,
-        windows: Windows,
+        planes: Planes,
         some: Numbers,
         out: NDArray[Any],
         how: Resampling | None = None,
@@ -150,21 +155,18 @@ class Stage:
     ) -> None:
         flips = np.zeros(len(some), bool) if self.flips is None else self.flips[some]
         how = replace(how or self.how, size=self.size)
-        resample_windows(pixels, windows, self._spans[:, some], flips, out, how, lines, some)
+        resample(planes, self._spans[:, some], flips, out, how, lines, some)
 
-    def _place(self, canvas: Canvas, pixels: Pixels, windows: Windows, some: Numbers, out: Pixels) -> None:
+    def _place(self, canvas: Canvas, planes: Planes, some: Numbers, out: Pixels) -> None:
         """Makes one image after the other, as their sizes differ."""
         width = self.size[1]
-        sides = windows.sides
-        ends = np.concatenate([[0], (windows.num_pixels * self.source[2]).cumsum()])
         shown = canvas.outside(self.size)
         cubic = self.how.interpolation == "bicubic" if self.how.cubic is None else self.how.cubic
         for line, i in enumerate(some.tolist()):
             one, (tall, wide), (top, left) = slice(i, i + 1), canvas.sizes[i].tolist(), canvas.firsts[i].tolist()
             mirrored = self.flips is not None and bool(self.flips[i])
-            resample_kernel.resample_windows(
-                pixels[ends[line] : ends[line + 1]],
-                sides[line : line + 1],
+            resample_kernel.resample(
+                planes[line : line + 1],
                 axes_of(self._spans[:, one], (tall, wide)),
                 np.zeros(1, bool),
                 out[line : line + 1],
@@ -206,6 +208,7 @@ class Choice:
     size: tuple[int, int]
     numbers: Numbers
     alternatives: tuple[Stages, ...]
+    is_one_pass = False
 
     def part(self, some: slice) -> Choice:
         """Returns the choice of some of the images."""
@@ -217,16 +220,14 @@ class Choice:
         count = len(self.numbers)
         return Windows.picked([windows_of(stages, self.source, count) for stages in self.alternatives], self.numbers)
 
-    def make(self, pixels: Pixels, windows: Windows, some: Numbers, out: Pixels) -> None:
+    def make(self, planes: Planes, some: Numbers, out: Pixels) -> None:
         """Writes the results of the images `some` to `out`. See `Stage.make`."""
         numbers = self.numbers[some]
-        ends = np.concatenate([[0], (windows.num_pixels * self.source[2]).cumsum()])
         for number in np.unique(numbers).tolist():
             mine = np.flatnonzero(numbers == number)
-            part = pixels if len(mine) == len(some) else np.concatenate([pixels[ends[i] : ends[i + 1]] for i in mine])
-            out[mine] = run(self.alternatives[number], self.source, part, windows[mine], some[mine])
+            out[mine] = run(self.alternatives[number], planes[mine], some[mine], out.shape[1:])
 
-    def cast(self, pixels: Pixels, windows: Windows, some: Numbers, out: NDArray[Any], how: Resampling) -> bool:
+    def cast(self, planes: Planes, some: Numbers, out: NDArray[Any], how: Resampling) -> bool:
         return False
 
     def move(self, masks: Masks) -> Masks:
@@ -245,60 +246,43 @@ def windows_of(stages: Stages, source: tuple[int, int, int], count: int) -> Wind
     return Windows.whole(count, *source[:2])
 
 
-def run(
-    stages: Stages,
-    source: tuple[int, int, int],
-    pixels: Pixels,
-    windows: Windows,
-    some: Numbers,
-    out: Pixels | None = None,
-) -> Pixels:
-    """Returns the results of stages for the images `some`, (len(some), height, width, channels); in `out` if given.
+def run(stages: Stages, planes: Planes, some: Numbers, shape: tuple[int, ...], out: Pixels | None = None) -> Pixels:
+    """Returns the results of stages for the images `some`, (len(some), *shape); in `out` if given.
 
-    `source` is the shape of an image. For `pixels` and `windows` see `Stage.make`.
+    `planes` are the windows of these images that the first stage reads. Raises OSError if a page of a mapped file
+    cannot be read.
     """
-    made = pixels.reshape(len(some), *source) if not stages else None
+    made = np.empty((len(some), *shape), np.uint8) if out is None else out
+    if not stages:
+        planes.copy_images(made)
     for number, stage in enumerate(stages):
-        if made is not None:
-            pixels, windows = made.reshape(-1), Windows.whole(len(some), *made.shape[1:3])
-        is_last = number == len(stages) - 1 and out is not None
-        made = out if is_last else np.empty((len(some), *stage.size, source[2]), np.uint8)
-        assert made is not None
-        stage.make(pixels, windows, some, made)
-    assert made is not None
-    if out is not None and made is not out:
-        out[...] = made
+        is_last = number == len(stages) - 1
+        after = made if is_last else np.empty((len(some), *stage.size, planes.channels), np.uint8)
+        stage.make(planes, some, after)
+        if not is_last:
+            planes = Planes.of_images(after)
     return made
 
 
-def run_and_cast(
-    stages: Stages,
-    source: tuple[int, int, int],
-    pixels: Pixels,
-    windows: Windows,
-    some: Numbers,
-    out: NDArray[Any],
-    how: Resampling,
-) -> None:
+def run_and_cast(stages: Stages, planes: Planes, some: Numbers, out: NDArray[Any], how: Resampling) -> None:
     """Writes the results of stages for the images `some`, normalized and cast as `how` says, to `out[some]`.
 
-    `out` has the results of the whole batch, of dtype `how.kernel_dtype`.
+    `out` has the results of the whole batch, of dtype `how.kernel_dtype`. For `planes` and errors see `run`.
     """
     is_row = len(some) == some[-1] - some[0] + 1
     if out.dtype == np.uint8:
-        made = run(stages, source, pixels, windows, some, out[some[0] : some[-1] + 1] if is_row else None)
+        made = run(stages, planes, some, out.shape[1:], out[some[0] : some[-1] + 1] if is_row else None)
         if not is_row:
             out[some] = made
         return
     if len(stages) > 1:
-        made = run(stages[:-1], source, pixels, windows, some)
-        pixels, windows, source = made.reshape(-1), Windows.whole(len(some), *made.shape[1:3]), made.shape[1:]
-    if stages and stages[-1].cast(pixels, windows, some, out, how):
+        made = run(stages[:-1], planes, some, (*stages[-2].size, planes.channels))
+        planes = Planes.of_images(made)
+    if stages and stages[-1].cast(planes, some, out, how):
         return
     if stages:
-        made = run(stages[-1:], source, pixels, windows, some)
-        pixels, windows, source = made.reshape(-1), Windows.whole(len(some), *made.shape[1:3]), made.shape[1:]
-    cast_images(pixels.reshape(len(some), *source), out, how, some)
+        planes = Planes.of_images(run(stages[-1:], planes, some, out.shape[1:]))
+    cast_images(planes, out, how, some)
 
 
 def moved_by(stages: Stages, masks: Masks) -> Masks:

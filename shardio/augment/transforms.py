@@ -69,7 +69,7 @@ class RandomResizedCrop(Transform):
             batch = batch.finished()
         heights, widths = batch.sizes.T
         boxes = random_resized_boxes(batch.draws, purpose, heights, widths, self.scale, self.ratio)
-        sizes = np.tile(np.array(as_pair(self.size)), (len(batch), 1))
+        sizes = np.full((len(batch), 2), as_pair(self.size))
         return batch.cropped(boxes).resized_to(sizes, self.interpolation, self.antialias, purpose)
 
 
@@ -88,7 +88,7 @@ class Resize(Transform):
             # Long sides are cut to whole pixels.
             sizes = np.where(batch.sizes == short, self.size, self.size * batch.sizes // short)
         else:
-            sizes = np.tile(np.array(self.size), (len(batch), 1))
+            sizes = np.full((len(batch), 2), self.size)
         return batch.resized_to(sizes, self.interpolation, self.antialias, purpose)
 
 
@@ -116,7 +116,7 @@ class Pad(Transform):
                 f'padding with padding_mode="reflect" must be less than the image\'s (height, width) {batch.size}; '
                 f"found {self.padding!r}"
             )
-        firsts = np.tile([-above, -left], (len(batch), 1))
+        firsts = np.full((len(batch), 2), (-above, -left))
         fill = fill_of(self.fill or 0, batch.images.shape[1])
         return batch.placed((height + above + below, width + left + right), firsts, self.padding_mode, fill)
 

@@ -26,7 +26,7 @@ from shardio.format.opening import check_sha256, open_checked
 from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import StoredTable
 from shardio.reading.mapped_table import MappedTable
-from shardio.reading.reader import MappedReader, ReadCounts, Reader, Request
+from shardio.reading.reader import MappedReader, ReadCounts, Reader, Request, Views
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.files import write_all
@@ -126,6 +126,9 @@ class PartialTable(MappedTable):
             missing = self.table.files[int(np.argmax(self._is_away))]
             raise FormatError(f"{self.path_of(missing)}: this shard is not copied yet: wait until the copy is complete")
         return super().file_rows
+
+    def lent(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        return None if len(self._split(indices)[1]) else super().lent(indices)
 
     def row(self, sample: int) -> NDArray[np.uint8]:
         index = np.array([sample])
@@ -297,6 +300,11 @@ class PartialReader(Reader):
 
     def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
         self._reader.copy_windows(indices, windows, out)
+
+    def make_pixels(
+        self, request: Request, views: Views, numbers: NDArray[np.int64], indices: NDArray[np.int64]
+    ) -> None:
+        self._reader.make_pixels(request, views, numbers, indices)
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         return self._shards.copy_column(name, indices)

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "guard.h"
+
 #define INLINE static inline __attribute__((always_inline))
 
 /* Lines that are resampled at once, and outputs of each. */
@@ -42,14 +44,16 @@ enum { TOP, LEFT, HEIGHT, WIDTH, NUM_SIDES };
 enum { ALONG_ROWS, ALONG_COLUMNS, NUM_AXES };
 
 struct job {
-    const uint8_t *pixels;    /* of the windows, one after the other */
+    const uint8_t *pixels;    /* memory with the windows */
+    const int64_t *places;    /* the first byte of each window */
+    size_t stride;            /* the bytes from line to line of all windows; 0: each is packed, and memory is all ours */
     const int64_t *windows;   /* of each image the part that is there: its first row and column, height and width */
     const struct axis *axes;  /* two of each image, for its rows and for its columns */
     const uint8_t *flags;     /* of each image MIRRORED, CUBIC, both or 0 */
     const float *affine;      /* a factor for each channel, then an offset for each; NULL for bytes */
     void *out;
     const int64_t *lines; /* which image of `out` each becomes; or NULL: one after the other */
-    size_t count, channels;
+    size_t count, channels, nbytes; /* `nbytes` of `pixels` */
     /* Of all outputs along an axis, numbers `first` to `first + size` are written. Those that do not exist are black. */
     int64_t resized[NUM_AXES], first[NUM_AXES], size[NUM_AXES];
     int64_t most[NUM_AXES]; /* the largest height and width of a window */
@@ -58,6 +62,8 @@ struct job {
 };
 
 enum { MIRRORED = 1, CUBIC = 2 };
+
+static const struct guard *guard;
 
 /* What the outputs along one axis are made of. Output number k is a sum of `count` inputs, an even number, from input
    number firsts[k] of the window on. Inputs that it does not need have a weight of 0, and may lie beyond the last. There is
@@ -668,24 +674,28 @@ static void copy_line(uint8_t *to, const uint8_t *from, const struct taps *colum
         mirror_line(to, from, columns->kept, channels);
 }
 
+/* The pixels of a window: its lines of `line_nbytes` bytes, `stride` bytes apart, before `end` of what may be read. */
+struct shown {
+    const uint8_t *first, *end;
+    size_t line_nbytes, stride;
+};
+
 /* Lines number `row` and those that follow, ROWS of them. Those of number `end` and beyond are of no use. */
-static void make_lines(const struct job *job, const struct form *form, struct room *room, const uint8_t *shown,
-                       const int64_t *window, size_t behind, size_t row, size_t end)
+static void make_lines(const struct job *job, const struct form *form, struct room *room, const struct shown *shown,
+                       size_t row, size_t end)
 {
     const struct taps *columns = &room->columns;
-    size_t channels = job->channels, stride = (size_t)window[WIDTH] * channels;
-    size_t nbytes = (size_t)window[HEIGHT] * stride + behind, reach = columns->count * channels + SLACK;
+    size_t channels = job->channels, reach = columns->count * channels + SLACK;
     const uint8_t *from[2 * ROWS];
     uint8_t *to[ROWS];
     for (size_t i = 0; i < 2 * ROWS; i++)
-        from[i] = shown + (row + i < end ? row + i : end - 1) * stride;
+        from[i] = shown->first + (row + i < end ? row + i : end - 1) * shown->stride;
     for (size_t i = 0, place = row % room->places; i < ROWS; i++, place = place + 1 < room->places ? place + 1 : 0) {
-        size_t at = (size_t)(from[i] - shown);
         to[i] = room->lines + place * room->line_nbytes;
         if (columns->same) {
             copy_line(to[i], from[i], columns, channels);
-        } else if (nbytes - at - stride < reach) {
-            memcpy(room->ends[i], from[i], stride);
+        } else if ((size_t)(shown->end - from[i]) < shown->line_nbytes + reach) {
+            memcpy(room->ends[i], from[i], shown->line_nbytes);
             from[i] = room->ends[i];
         }
     }
@@ -693,11 +703,9 @@ static void make_lines(const struct job *job, const struct form *form, struct ro
         form->resample_lines(to, from, columns, channels);
 }
 
-/* `shown` are the pixels of the image's window, and `behind` is how many bytes follow them. */
 static void resample_one(const struct job *job, const struct form *form, struct room *room, size_t number,
-                         const uint8_t *shown, size_t behind)
+                         const struct shown *shown)
 {
-    const int64_t *window = job->windows + NUM_SIDES * number;
     struct taps *rows = &room->rows, *columns = &room->columns;
     size_t n = (size_t)job->size[ALONG_COLUMNS] * job->channels;
     size_t at = (job->lines ? (size_t)job->lines[number] : number) * (size_t)job->size[ALONG_ROWS] * n;
@@ -714,7 +722,7 @@ static void resample_one(const struct job *job, const struct form *form, struct 
             size_t first = rows->firsts[row], end = first + rows->count < rows->end ? first + rows->count : rows->end;
             made = made < first ? first : made; /* without antialias, lines between those that are wanted are not */
             for (; made < end; made += ROWS)
-                make_lines(job, form, room, shown, window, behind, made, rows->end);
+                make_lines(job, form, room, shown, made, rows->end);
             for (size_t k = 0, place = first % room->places; k < rows->count; k++) {
                 room->sources[k] = room->lines + place * room->line_nbytes;
                 if (first + k + 1 < end)
@@ -769,7 +777,8 @@ static void find_affine(struct affine *affine, const struct job *job, size_t n)
             affine->has_ties |= (bits_of((float)level * affine->factors[i] + affine->offsets[i]) & 0xffff) == 0x8000;
 }
 
-static int run(const struct job *job, const struct form *form)
+/* How many images were made: all, unless a page of the next one's window failed. -1 if there is no memory. */
+static Py_ssize_t run(const struct job *job, const struct form *form)
 {
     struct room room;
     memset(&room, 0, sizeof room);
@@ -789,15 +798,21 @@ static int run(const struct job *job, const struct form *form)
         done = !!(room.ends[i] = calloc(((size_t)job->most[ALONG_COLUMNS] + room.columns.most) * channels + SLACK, 1));
     if (done && job->affine)
         find_affine(&room.affine, job, n);
-    const uint8_t *shown = job->pixels, *end = shown;
-    for (size_t i = 0; i < job->count; i++)
-        end += (size_t)job->windows[NUM_SIDES * i + HEIGHT] * (size_t)job->windows[NUM_SIDES * i + WIDTH] * channels;
-    for (size_t i = 0; done && i < job->count; i++) {
-        const int64_t *window = job->windows + NUM_SIDES * i;
-        size_t nbytes = (size_t)window[HEIGHT] * (size_t)window[WIDTH] * channels;
-        resample_one(job, form, &room, i, shown, (size_t)(end - shown) - nbytes);
-        shown += nbytes;
+    sigjmp_buf here;
+    volatile size_t made = 0;
+    if (done && !sigsetjmp(here, 0)) {
+        guard->enter(&here);
+        for (; made < job->count; made++) {
+            const int64_t *window = job->windows + NUM_SIDES * made;
+            struct shown shown = {.first = job->pixels + job->places[made], .end = job->pixels + job->nbytes};
+            shown.line_nbytes = (size_t)window[WIDTH] * channels;
+            shown.stride = job->stride ? job->stride : shown.line_nbytes;
+            if (job->stride) /* what lies behind a window of a mapped image may be a page that nobody has */
+                shown.end = shown.first + ((size_t)window[HEIGHT] - 1) * shown.stride + shown.line_nbytes;
+            resample_one(job, form, &room, made, &shown);
+        }
     }
+    guard->leave();
 #ifdef AVX2
     _mm_sfence(); /* what went past the caches is seen before whatever says that it is there */
 #endif
@@ -810,7 +825,7 @@ static int run(const struct job *job, const struct form *form)
     free(room.bytes);
     free(room.affine.factors);
     free(room.affine.offsets);
-    return done;
+    return done ? (Py_ssize_t)made : -1;
 }
 
 /* Whether the outputs of an axis lie in what may be seen, and that in the window. Comparisons with what is no number are
@@ -836,23 +851,25 @@ static size_t find_outside(const struct job *job)
     return job->count;
 }
 
-/* Whether the windows have places and sizes that make sense, and together as many bytes as there are. Sets the most. */
-static int fit_together(struct job *job, size_t nbytes)
+/* Whether the windows have places and sizes that make sense, and lie in the bytes that there are. Sets the most. */
+static int fit_together(struct job *job)
 {
     for (size_t i = 0; i < job->count; i++) {
         const int64_t *window = job->windows + NUM_SIDES * i;
         for (int side = 0; side < NUM_SIDES; side++)
             if (window[side] < (side == TOP || side == LEFT ? 0 : 1) || window[side] > MOST_SIDE)
                 return 0;
-        size_t shown = (size_t)window[HEIGHT] * (size_t)window[WIDTH] * job->channels;
-        if (shown > nbytes)
+        size_t line = (size_t)window[WIDTH] * job->channels, stride = job->stride ? job->stride : line;
+        if (job->places[i] < 0 || (size_t)job->places[i] > job->nbytes)
             return 0;
-        nbytes -= shown;
+        size_t left = job->nbytes - (size_t)job->places[i];
+        if (line > left || line > stride || (size_t)window[HEIGHT] - 1 > (left - line) / stride)
+            return 0;
         for (int axis = 0; axis < NUM_AXES; axis++)
             if (window[HEIGHT + axis] > job->most[axis])
                 job->most[axis] = window[HEIGHT + axis];
     }
-    return !nbytes;
+    return 1;
 }
 
 static int are_sizes(const struct job *job, Py_ssize_t nbytes)
@@ -882,21 +899,22 @@ static int are_finite(const float *values, size_t n)
 static PyObject *resample(PyObject *module, PyObject *args)
 {
     (void)module;
-    Py_buffer pixels, windows, axes, flags, lines, out, affine;
+    Py_buffer pixels, places, windows, axes, flags, lines, out, affine;
     struct job job;
     memset(&job, 0, sizeof job);
-    Py_ssize_t channels, form;
+    Py_ssize_t channels, form, stride;
     int depth;
     long long resized[NUM_AXES], first[NUM_AXES], size[NUM_AXES];
-    if (!PyArg_ParseTuple(args, "y*y*y*y*z*w*y*n(LL)(LL)(LL)pin:resample", &pixels, &windows, &axes, &flags, &lines, &out,
-                          &affine, &channels, resized, resized + 1, first, first + 1, size, size + 1, &job.antialias,
+    if (!PyArg_ParseTuple(args, "y*y*ny*y*y*z*w*y*n(LL)(LL)(LL)pin:resample", &pixels, &places, &stride, &windows, &axes,
+                          &flags, &lines, &out, &affine, &channels, resized, resized + 1, first, first + 1, size, size + 1, &job.antialias,
                           &depth, &form))
         return NULL;
     PyObject *result = NULL;
     size_t outside;
     Py_ssize_t count = flags.len;
     job.pixels = pixels.buf, job.windows = windows.buf, job.axes = axes.buf, job.flags = flags.buf, job.out = out.buf;
-    job.lines = lines.buf;
+    job.lines = lines.buf, job.places = places.buf, job.nbytes = (size_t)pixels.len;
+    job.stride = stride > 0 ? (size_t)stride : 0;
     for (Py_ssize_t i = 0; i < count; i++)
         job.any_cubic |= job.flags[i] & CUBIC;
     job.count = (size_t)count, job.channels = channels > 0 ? (size_t)channels : 0;
@@ -906,24 +924,25 @@ static PyObject *resample(PyObject *module, PyObject *args)
         job.resized[axis] = resized[axis], job.first[axis] = first[axis], job.size[axis] = size[axis];
         job.most[axis] = 1;
     }
-    if (depth < UINT8 || depth > FLOAT16 || (lines.buf && lines.len != 8 * count) || form < 0 || form >= (Py_ssize_t)num_forms || !are_sizes(&job, out.len) ||
+    if (depth < UINT8 || depth > FLOAT16 || (lines.buf && lines.len != 8 * count) || places.len != 8 * count || stride < 0 || form < 0 || form >= (Py_ssize_t)num_forms || !are_sizes(&job, out.len) ||
         (uintptr_t)out.buf % itemsize_of(job.depth) ||
         axes.len != count * NUM_AXES * (Py_ssize_t)sizeof(struct axis) || windows.len != 8 * NUM_SIDES * count ||
         affine.len != (depth == UINT8 ? 0 : 2 * channels * (Py_ssize_t)sizeof(float)) ||
-        !fit_together(&job, (size_t)pixels.len)) {
+        !fit_together(&job)) {
         PyErr_SetString(PyExc_ValueError, "the sizes of pixels, windows, axes, flags, lines, out and affine do not fit together");
     } else if (job.affine && !are_finite(job.affine, 2 * job.channels)) {
         PyErr_SetString(PyExc_ValueError, "expected finite factors and offsets in affine");
     } else if ((outside = find_outside(&job)) < job.count) {
         PyErr_Format(PyExc_IndexError, "the box of image %zu is not inside its window", outside);
     } else {
-        int done;
+        Py_ssize_t made;
         Py_BEGIN_ALLOW_THREADS
-        done = run(&job, forms + form);
+        made = run(&job, forms + form);
         Py_END_ALLOW_THREADS
-        result = done ? Py_NewRef(Py_None) : PyErr_NoMemory();
+        result = made < 0 ? PyErr_NoMemory() : PyLong_FromSsize_t(made);
     }
     PyBuffer_Release(&pixels);
+    PyBuffer_Release(&places);
     PyBuffer_Release(&windows);
     PyBuffer_Release(&axes);
     PyBuffer_Release(&flags);
@@ -935,16 +954,24 @@ static PyObject *resample(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"resample", resample, METH_VARARGS,
-     "resample(pixels, windows, axes, flags, lines, out, affine, channels, resized, first, size, antialias, depth, form)\n\n"
+     "resample(pixels, places, stride, windows, axes, flags, lines, out, affine, channels, resized, first, size, "
+     "antialias, depth, form)\n\n"
      "out = for each image outputs number `first` to `first + size` of the `resized` ones, along rows and columns, mirrored\n"
-     "where its flag has the bit 1, by a cubic filter where it has the bit 2. `pixels` has a window of each. Along an axis, output i is centered at start + scale * (i + 1/2),\n"
+     "where its flag has the bit 1, by a cubic filter where it has the bit 2.\n"
+     "`pixels` has a window of each, whose first byte is in `places`, with lines `stride` bytes apart, or, with 0, packed.\n"
+     "Along an axis, output i is centered at start + scale * (i + 1/2),\n"
      "and the filter sees pixels from low to before high. depth is 0 for bytes and an empty affine; or 1, 2, 3 for float32,\n"
      "bfloat16 and float16, and affine has a factor for each channel and then what is added to each. `form` is an index of\n"
-     "FORMS."},
+     "FORMS. Returns how many images were made: all, unless storage fails at the next."},
     {NULL, NULL, 0, NULL}};
 
 static int add_constants(PyObject *module)
 {
+    PyObject *owner = PyImport_ImportModule("shardio.kernels._rowcopy");
+    guard = owner ? PyCapsule_Import(GUARD_NAME, 0) : NULL;
+    Py_XDECREF(owner); /* sys.modules keeps it */
+    if (!guard)
+        return -1;
     find_forms();
     PyObject *names = PyTuple_New((Py_ssize_t)num_forms);
     for (size_t i = 0; names && i < num_forms; i++) {

@@ -4,6 +4,8 @@ FORMS: tuple[str, ...]
 
 def resample(
     pixels: Any,
+    places: Any,
+    stride: int,
     windows: Any,
     axes: Any,
     flags: Any,
@@ -18,4 +20,4 @@ def resample(
     depth: int,
     form: int,
     /,
-) -> None: ...
+) -> int: ...

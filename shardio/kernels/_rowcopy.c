@@ -18,11 +18,12 @@
 #include <Python.h>
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "guard.h"
 
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
 #define HAVE_X86 1
@@ -287,21 +288,33 @@ static void handle_bus_errors(void)
     pthread_mutex_unlock(&mutex);
 }
 
-/* How many rows were copied: all, unless a page of the next one failed. */
-static size_t run(const struct job *job, const struct kernel *kernel)
+static void enter_guard(sigjmp_buf *here)
 {
     handle_bus_errors();
     passed_on = 0;
+    way_out = here;
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
+static void leave_guard(void)
+{
+    atomic_signal_fence(memory_order_seq_cst);
+    way_out = NULL;
+}
+
+static struct guard guard = {enter_guard, leave_guard};
+
+/* How many rows were copied: all, unless a page of the next one failed. */
+static size_t run(const struct job *job, const struct kernel *kernel)
+{
     sigjmp_buf here;
     volatile size_t done = 0;
     if (!sigsetjmp(here, 0)) {
-        way_out = &here;
-        atomic_signal_fence(memory_order_seq_cst);
+        enter_guard(&here);
         for (uint8_t *to = job->out; done < job->count; done++)
             to = copy_row(job, kernel, done, job->places ? job->out + job->places[done] : to);
     }
-    atomic_signal_fence(memory_order_seq_cst);
-    way_out = NULL;
+    leave_guard();
 #ifdef HAVE_X86
     _mm_sfence(); /* other threads see non-temporal stores only after a fence */
 #endif
@@ -410,7 +423,10 @@ static int set_up(PyObject *module)
     }
     int failed = PyModule_AddObjectRef(module, "KERNELS", names);
     Py_DECREF(names);
-    return failed ? failed : PyModule_AddStringConstant(module, "BEST", best());
+    PyObject *capsule = failed ? NULL : PyCapsule_New(&guard, GUARD_NAME, NULL);
+    failed = !capsule || PyModule_AddObjectRef(module, "GUARD", capsule);
+    Py_XDECREF(capsule);
+    return failed ? -1 : PyModule_AddStringConstant(module, "BEST", best());
 }
 
 static PyModuleDef_Slot slots[] = {

@@ -5,13 +5,16 @@ The results equal those of the torch operations in shardio.conversion.images.fit
 
 from __future__ import annotations
 
+import errno
+import os
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.kernels import _resample as _native
-from shardio.kernels.rowcopy import Places
+from shardio.kernels.rowcopy import Places, Windows, copy_spans
 
 FORMS: tuple[str, ...] = _native.FORMS
 """The variants of the kernel that this processor can run, such as "avx2", fastest first. All give the same bytes."""
@@ -20,9 +23,70 @@ FORMS: tuple[str, ...] = _native.FORMS
 _DEPTHS = {np.dtype(dtype): i for i, dtype in enumerate((np.uint8, np.float32, np.uint16, np.float16))}
 
 
-def resample_windows(
-    pixels: NDArray[np.uint8],
-    windows: NDArray[np.int64],
+@dataclass(frozen=True, eq=False)
+class Planes:
+    """Where the windows of B images lie in memory. Kernels read them there.
+
+    - `memory`: uint8 (n,), C-contiguous; it may be a mapped file
+    - `windows`: the window of each image; `channels`: the bytes of a pixel
+    - `places`: the first byte of each window, int64 (B,)
+    - `stride`: the bytes from line to line; 0 if the lines of a window follow each other
+    """
+
+    memory: NDArray[np.uint8]
+    windows: Windows
+    channels: int
+    places: NDArray[np.int64]
+    stride: int = 0
+
+    @classmethod
+    def packed(cls, memory: NDArray[np.uint8], windows: Windows, channels: int) -> Planes:
+        """Returns the planes of windows that follow each other and fill `memory`. Otherwise raises ValueError."""
+        nbytes = windows.num_pixels * channels
+        ends = nbytes.cumsum()
+        if memory.nbytes != (ends[-1] if len(ends) else 0):
+            raise ValueError(f"expected {nbytes.sum()} bytes, like all windows together; found {memory.nbytes} bytes")
+        return cls(memory.reshape(-1), windows, channels, ends - nbytes)
+
+    @classmethod
+    def of_images(cls, images: NDArray[np.uint8]) -> Planes:
+        """Returns the planes of whole images, uint8 (B, height, width, channels), C-contiguous."""
+        return cls.packed(images, Windows.whole(*images.shape[:3]), images.shape[3])
+
+    @classmethod
+    def of_rows(
+        cls, rows: NDArray[np.uint8], numbers: NDArray[np.int64], windows: Windows, shape: tuple[int, int, int]
+    ) -> Planes:
+        """Returns the planes of windows[i] in image rows[numbers[i]]. `shape` is the (height, width, channels) of an
+        image, and `rows` is uint8 (n, their product), C-contiguous."""
+        _, width, channels = shape
+        stride = width * channels
+        places = numbers * rows.shape[1] + windows.tops * stride + windows.lefts * channels
+        return cls(rows.reshape(-1), windows, channels, places, stride)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, some: slice | NDArray[np.int64]) -> Planes:
+        """Returns the planes of the images `some`."""
+        return Planes(self.memory, self.windows[some], self.channels, self.places[some], self.stride)
+
+    def copy_images(self, out: NDArray[np.uint8]) -> None:
+        """Copies the images, whose windows must be whole images, to `out`, uint8 (B, height, width, channels).
+
+        Raises OSError if a page of a mapped file cannot be read.
+        """
+        check_made(copy_spans(self.memory, self.places, out.reshape(len(out), -1)), len(out))
+
+
+def check_made(made: int, count: int) -> None:
+    """Raises OSError if a kernel made fewer than `count` images, because a page of a mapped file cannot be read."""
+    if made < count:
+        raise OSError(errno.EIO, f"{os.strerror(errno.EIO)}: a page of image {made} of {count}")
+
+
+def resample(
+    planes: Planes,
     axes: NDArray[np.float64],
     flips: NDArray[np.bool_],
     out: NDArray[Any],
@@ -35,9 +99,8 @@ def resample_windows(
     form: str | None = None,
     lines: Places = None,
 ) -> None:
-    """Resamples a box of each image, and writes the results to `out`, (B, H, W, C).
+    """Resamples a box of each image of `planes`, and writes the results to `out`, (B, H, W, C).
 
-    - `pixels`: a window of each image, one window after the other; `windows`, (B, 4): their top, left, height and width
     - `axes`, (B, 2, 4): start, scale, low and high, for rows and then for columns. Output i is centered at start +
       scale * (i + 1/2) in the image. The filter uses the pixels from low to high, which must lie inside the window.
     - `flips`, (B,): whether to mirror a result; `cubic`: whether the filter is bicubic, not bilinear, for all or (B,)
@@ -45,11 +108,15 @@ def resample_windows(
       where `out` begins. Pixels outside of the resized image are black.
     - `lines`: the index in `out` of each result; None for one result after the other
     - `out`: uint8; with `affine`, (2, C), a factor and an offset per channel: float32, float16, or bfloat16 as uint16
+
+    Raises OSError if a page of a mapped file cannot be read.
     """
     _, height, width, channels = out.shape
-    _native.resample(
-        np.ascontiguousarray(pixels),
-        np.ascontiguousarray(windows, np.int64),
+    made = _native.resample(
+        planes.memory,
+        np.ascontiguousarray(planes.places, np.int64),
+        planes.stride,
+        planes.windows.sides,
         np.ascontiguousarray(axes, np.float64),
         np.ascontiguousarray(flips + np.multiply(cubic, 2), np.uint8),
         None if lines is None else np.ascontiguousarray(lines, np.int64),
@@ -61,3 +128,4 @@ def resample_windows(
         _DEPTHS[out.dtype],
         0 if form is None else FORMS.index(form),
     )
+    check_made(made, len(planes))

@@ -152,6 +152,17 @@ def copy_windows(
     return done
 
 
+def copy_spans(memory: NDArray[np.uint8], places: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
+    """Sets out[i] to bytes of `memory`, from byte places[i] on. Returns how many spans were copied, as `copy_rows`.
+
+    `memory` is uint8 (n,) and `out` (len(places), nbytes), both C-contiguous. Raises IndexError, before anything is
+    copied, if a span is not inside the memory.
+    """
+    ones = np.ones(len(places), np.int64)
+    spans = ones - 1, _int64(places), ones, ones * out.shape[1]
+    return _native.copy(memory, memory.nbytes, *spans, 0, None, out, _native.KERNELS.index(_native.BEST))
+
+
 def _check_numbers(numbers: NDArray[np.int64], count: int) -> None:
     if len(numbers) and not (numbers.min() >= 0 and numbers.max() < count):
         raise IndexError(f"numbers must be from 0 to {count - 1}; found {numbers.min()} to {numbers.max()}")

@@ -161,7 +161,7 @@ class Pipeline:
             request = replace(request, order=np.argsort(sources, kind="stable"))
         if program is None or not self.transform.makes_pixels:
             return request
-        return replace(request, windows=program.windows, ends=program.ends, make=program.make)
+        return replace(request, windows=program.windows, channels=program.source[2], make=program.make)
 
     def announce(self, request: Request, given_up: list[None]) -> None:
         """Announces a batch that will be submitted soon to the reader: see `GatherThreads.announce`."""

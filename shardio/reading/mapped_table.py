@@ -64,6 +64,11 @@ class MappedTable(RowMapping):
         found: NDArray[np.int64] = stored + self._shifts[np.searchsorted(self.table.starts, stored, side="right") - 1]
         return found
 
+    def lent(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Returns `numbers` of samples that a kernel may read in `rows` itself; None if samples must be copied, because
+        the table does not have all of them. Raises the errors of `stored`."""
+        return self.numbers(indices)
+
     def row(self, sample: int) -> NDArray[np.uint8]:
         """Returns the row of one sample: a read-only view, uint8 (row_nbytes,)."""
         row: NDArray[np.uint8] = self.rows[self.numbers(np.array([sample]))[0]]

@@ -170,7 +170,7 @@ class MixedReader(Reader):
     def will_read(self, request: Request) -> None:
         for number, some, local in self._shards.parts_of(request.indices):
             windows = None if request.windows is None else request.windows[some]
-            self._readers[number].will_read(replace(request, indices=local, windows=windows, ends=None))
+            self._readers[number].will_read(replace(request, indices=local, windows=windows))
 
     def counts(self) -> ReadCounts:
         return ReadCounts(*map(sum, zip(*(reader.counts() for reader in self._readers), strict=True)))

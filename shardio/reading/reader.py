@@ -10,13 +10,14 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.format.layout import crc32
+from shardio.kernels.resample import Planes
 from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import as_rows
 from shardio.reading.shardset import ShardSet
@@ -30,6 +31,10 @@ _MOST_LOOKED_FOR = 8
 _thread = threading.local()
 
 
+Views: TypeAlias = Sequence[NDArray[Any]]
+"""The images of a batch that `Request.make` writes: uint8 or, normalized and cast, other dtypes."""
+
+
 class BatchMemory(Protocol):
     """The memory that a batch is read into. `views` are the images that `Request.make` writes; the first is `images`.
     `more` has the arrays of the request by name."""
@@ -37,7 +42,7 @@ class BatchMemory(Protocol):
     @property
     def images(self) -> NDArray[Any]: ...
     @property
-    def views(self) -> Sequence[NDArray[Any]]: ...
+    def views(self) -> Views: ...
 
     labels: NDArray[np.int64]
     indices: NDArray[np.int64]
@@ -58,11 +63,10 @@ class Request:
     """The names of the arrays to read."""
     windows: Windows | None = None
     """The window to read of each image. None reads whole images."""
-    ends: NDArray[np.int64] | None = None
-    """int64 (B + 1,): of windows one after the other in memory, window i has the bytes ends[i] to ends[i + 1] - 1."""
-    make: Callable[[NDArray[np.uint8], NDArray[np.int64], Sequence[NDArray[Any]]], None] | None = None
-    """With windows, reading threads call make(pixels of windows, positions of their samples in the batch, views)."""
-
+    channels: int = 0
+    """The channels of a stored image."""
+    make: Callable[[Planes, NDArray[np.int64], Views], None] | None = None
+    """With windows, reading threads call make(planes of windows, positions of their samples in the batch, views)."""
     order: NDArray[np.int64] | None = None
     """For a mixture, the positions of the batch's samples, sorted by set: samples are read in this order."""
 
@@ -109,7 +113,7 @@ class Reader:
         # Of adjacent samples, one after the other; or each to its line.
         some, lines = (slice(first, stop), None) if stop - first == len(numbers) else (slice(None), numbers)
         if request.windows is not None:
-            self._read_windows(request, memory.views, numbers, indices)
+            self.make_pixels(request, memory.views, numbers, indices)
         elif request.images:
             self.copy("", indices, memory.images[some], lines)
         for name in request.arrays:
@@ -117,31 +121,27 @@ class Reader:
         if request.label:
             memory.labels[numbers] = self.column_of("label", indices)
 
-    def _read_windows(
-        self,
-        request: Request,
-        views: Sequence[NDArray[Any]],
-        numbers: NDArray[np.int64],
-        indices: NDArray[np.int64],
+    def make_pixels(
+        self, request: Request, views: Views, numbers: NDArray[np.int64], indices: NDArray[np.int64]
     ) -> None:
         """Reads the windows of samples, and makes the pixels of the batch from them.
 
         `indices` are the samples in this reader's set, and `numbers` their positions in the batch. A few windows at a
         time are read and used, so they are still in the processor's caches.
         """
-        windows, ends, make = request.windows, request.ends, request.make
+        windows, make = request.windows, request.make
         assert windows is not None
-        assert ends is not None
         assert make is not None
-        nbytes = (ends[1:] - ends[:-1])[numbers].cumsum()
+        windows = windows[numbers]
+        nbytes = (windows.num_pixels * request.channels).cumsum()
         start = done = 0
         while start < len(numbers):
             # At least one picture, however large.
             stop = max(int(nbytes.searchsorted(done + _ROOM_NBYTES, side="right")), start + 1)
-            some = numbers[start:stop]
+            some = slice(start, stop)
             pixels = _thread_memory(int(nbytes[stop - 1]) - done)
-            self.copy_windows(indices[start:stop], windows[some], pixels)
-            make(pixels, some, views)
+            self.copy_windows(indices[some], windows[some], pixels)
+            make(Planes.packed(pixels, windows[some], request.channels), numbers[some], views)
             start, done = stop, int(nbytes[stop - 1])
 
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
@@ -219,6 +219,27 @@ class MappedReader(Reader):
             self._look_for(indices)
         self._shards.mapped().copy_windows(indices, out, windows, self._shards.sample_shape)
         self._count(out.nbytes)
+
+    def make_pixels(
+        self, request: Request, views: Views, numbers: NDArray[np.int64], indices: NDArray[np.int64]
+    ) -> None:
+        """Makes the pixels of the batch from the mapping itself, without a copy of the windows."""
+        windows, make, table = request.windows, request.make, self._shards.mapped()
+        assert windows is not None
+        assert make is not None
+        rows = table.lent(indices)
+        if rows is None:
+            super().make_pixels(request, views, numbers, indices)
+            return
+        if self._announced:
+            self._look_for(indices)
+        planes = Planes.of_rows(table.rows, rows, windows[numbers], self._shards.sample_shape)
+        with contextlib.suppress(OSError):
+            make(planes, numbers, views)
+            self._count(int(planes.windows.num_pixels.sum()) * planes.channels)
+            return
+        # Storage failed to give a page. Copying tries again, and its error names the sample.
+        super().make_pixels(request, views, numbers, indices)
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         return self._shards.copy_column(name, indices)

@@ -38,6 +38,7 @@ from shardio.augment.chain import Transform
 from shardio.augment.program import Program, makes_pixels
 from shardio.augment.recipes import RECIPES
 from shardio.augment.stage import Stage
+from shardio.kernels.resample import Planes
 
 
 def flipped(image: torch.Tensor) -> torch.Tensor:
@@ -103,7 +104,9 @@ def check(transform: Transform, pixels: NDArray[np.uint8], sizes: NDArray[np.int
         program = Program.of(transform, Draws(3, 2, samples), pixels.shape[1:], sizes, casts=casts)
         made = [torch.from_numpy(pixels).permute(0, 3, 1, 2)] * len(program.views)
         if makes_pixels(transform, casts):
-            made = [torch.from_numpy(out).permute(0, 3, 1, 2) for out in made_in_parts(program, pixels)]
+            outs = made_in_parts(program, pixels)
+            assert [out.tobytes() for out in made_in_place(program, pixels)] == [out.tobytes() for out in outs]
+            made = [torch.from_numpy(out).permute(0, 3, 1, 2) for out in outs]
         found, targets, moved = program.finish(made, labels, masks or None)
         for one, other in zip(as_tuple(found), as_tuple(whole[0]), strict=True):
             assert torch.equal(one, other)
@@ -121,7 +124,22 @@ def made_in_parts(program: Program, pixels: NDArray[np.uint8]) -> list[NDArray[A
     seen = [image[program.windows.part(i)].reshape(-1) for i, image in enumerate(pixels)]
     outs = [np.empty(shape, dtype) for shape, dtype in program.results]
     for some in ([0], [1, 3, 8], [2], [4, 5, 6, 7]):
-        program.make(np.concatenate([seen[i] for i in some]), np.array(some), outs)
+        windows = program.windows[np.array(some)]
+        planes = Planes.packed(np.concatenate([seen[i] for i in some]), windows, pixels.shape[3])
+        program.make(planes, np.array(some), outs)
+    return outs
+
+
+def made_in_place(program: Program, pixels: NDArray[np.uint8]) -> list[NDArray[Any]]:
+    """Returns what a program makes of rows in reverse order, with noise outside of its windows."""
+    rows = np.random.default_rng(5).integers(0, 256, pixels.shape, np.uint8)
+    for i, image in enumerate(pixels):
+        part = program.windows.part(i)
+        rows[-1 - i][part] = image[part]
+    outs = [np.empty(shape, dtype) for shape, dtype in program.results]
+    numbers = np.arange(len(pixels))
+    table = rows.reshape(len(rows), -1)
+    program.make(Planes.of_rows(table, numbers[::-1], program.windows, pixels.shape[1:]), numbers, outs)
     return outs
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from shardio.kernels import _resample
 from shardio.kernels import resample as kernel
+from shardio.kernels.rowcopy import Windows
 
 DTYPES = {np.uint8: torch.uint8, np.float32: torch.float32, np.uint16: torch.bfloat16, np.float16: torch.float16}
 
@@ -28,7 +29,8 @@ def draw_windows(rng: np.random.Generator, count: int, channels: int) -> dict[st
     spans = np.array(axes, np.float64)
     # Black and white make filters overshoot.
     made = np.concatenate(pixels) if rng.random() < 0.5 else (np.concatenate(pixels) >> 7) * np.uint8(255)
-    return {"pixels": made, "windows": np.array(windows), "axes": spans, "flips": rng.random(count) < 0.5}
+    planes = kernel.Planes.packed(made, Windows(*np.array(windows).T), channels)
+    return {"planes": planes, "axes": spans, "flips": rng.random(count) < 0.5}
 
 
 def _draw_span(rng: np.random.Generator, start: int, side: int) -> tuple[float, float, int, int]:
@@ -50,12 +52,12 @@ def test_all_forms_give_the_same_bytes() -> None:
         made = []
         for form in kernel.FORMS:
             out = np.zeros((count, *size, channels), dtype)
-            kernel.resample_windows(**given, out=out, affine=affine, form=form, **how)
+            kernel.resample(**given, out=out, affine=affine, form=form, **how)
             made.append(out)
             lines, larger = rng.permutation(count + 2)[:count], np.full((count + 2, *size, channels), 7, dtype)
             expected = larger.copy()
             expected[lines] = out
-            kernel.resample_windows(**given, out=larger, affine=affine, form=form, lines=lines, **how)
+            kernel.resample(**given, out=larger, affine=affine, form=form, lines=lines, **how)
             np.testing.assert_array_equal(larger.view(np.uint8), expected.view(np.uint8), err_msg=f"{form} {lines}")
         for form, out in zip(kernel.FORMS, made, strict=True):
             np.testing.assert_array_equal(out.view(np.uint8), made[0].view(np.uint8), err_msg=f"{form} {size} {how}")
@@ -72,8 +74,8 @@ def test_levels_are_normalized_and_cast_as_torch_does_it(form: str, dtype: Any) 
         affine = np.array([[factor, -factor, factor / 3], [offset, -offset, offset]], np.float32)
         out = np.empty((1, 256, 1, 3), dtype)
         axes = np.array([[(0, 1, 0, 256), (0, 1, 0, 1)]])
-        one = np.array([[0, 0, 256, 1]])
-        kernel.resample_windows(levels, one, axes, np.zeros(1, bool), out, affine, cubic=False, form=form)
+        planes = kernel.Planes.of_images(levels[None, :, None])
+        kernel.resample(planes, axes, np.zeros(1, bool), out, affine, cubic=False, form=form)
         expected = (torch.from_numpy(levels).float() * torch.from_numpy(affine[0]) + torch.from_numpy(affine[1])).to(
             DTYPES[dtype]
         )
@@ -85,7 +87,7 @@ def test_levels_are_normalized_and_cast_as_torch_does_it(form: str, dtype: Any) 
 _AT_THE_EDGE = """
 import ctypes, itertools, mmap
 import numpy as np
-from shardio.kernels.resample import FORMS, resample_windows
+from shardio.kernels.resample import FORMS, Planes, resample
 libc, page = ctypes.CDLL(None), 4096
 def room(shape, at_the_end):
     nbytes = int(np.prod(shape))
@@ -108,8 +110,11 @@ for at_the_end, cubic, antialias, form in ways:
         for place in ((0, 0), (new[0] - 1, new[1] - 1), (1 - size[0], 1 - size[1]), ((new[0] - size[0]) // 2, 0)):
             if -size[0] < place[0] < new[0]:
                 how = dict(cubic=cubic, antialias=antialias, resized=new, first=place, form=form)
-                resample_windows(pixels, np.array([(0, 0, *shape)] * 2), axes, np.array([False, True]), out, **how)
-                assert set(out.ravel().tolist()) <= {0, 200}, (shape, size, new, place)
+                packed = Planes.of_images(pixels)
+                rows = Planes.of_rows(pixels.reshape(2, -1), np.arange(2), packed.windows, (*shape, 3))
+                for planes in (packed, rows):
+                    resample(planes, axes, np.array([False, True]), out, **how)
+                    assert set(out.ravel().tolist()) <= {0, 200}, (shape, size, new, place)
 print("done")
 """
 
@@ -125,6 +130,8 @@ def array(*rows: Any) -> NDArray[np.int64]:
 
 GOOD: dict[str, Any] = {
     "pixels": bytes(24),
+    "places": array(0, 12),
+    "stride": 0,
     "windows": array((0, 0, 2, 2), (0, 0, 2, 2)),
     "axes": np.array([[(0, 2 / 3, 0, 2), (0, 2, 0, 2)]] * 2),
     "flags": bytes(2),
@@ -146,7 +153,14 @@ NORMAL: dict[str, Any] = {"out": bytearray(72), "affine": np.ones(6, np.float32)
     ("error", "change"),
     [
         (ValueError, {"pixels": bytes(23)}),
-        (ValueError, {"pixels": bytes(25)}),
+        (ValueError, {"places": array(0)}),
+        (ValueError, {"places": array(0, 13)}),
+        (ValueError, {"places": array(-1, 12)}),
+        (ValueError, {"places": array(0, 1 << 62)}),
+        (ValueError, {"stride": -6}),
+        (ValueError, {"stride": 5}),
+        (ValueError, {"stride": 7}),
+        (ValueError, {"stride": 1 << 62}),
         (ValueError, {"windows": array((0, 0, 2, 2))}),
         (ValueError, {"windows": array((0, 0, 2, 2), (0, 0, 0, 2))}),
         (ValueError, {"windows": array((0, 0, 2, 2), (-1, 0, 2, 2))}),
@@ -192,5 +206,7 @@ def test_arguments_that_would_lead_out_of_memory_are_refused(error: type[Excepti
     assert _resample is not None
     _resample.resample(*GOOD.values())
     _resample.resample(*{**GOOD, **NORMAL}.values())
+    _resample.resample(*{**GOOD, "stride": 6}.values())
+    _resample.resample(*{**GOOD, "stride": 18, "places": array(0, 0)}.values())
     with pytest.raises(error):
         _resample.resample(*{**GOOD, **change}.values())

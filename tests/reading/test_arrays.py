@@ -13,6 +13,7 @@ import pytest
 from arrays import Given, change_split, some_arrays
 from folders import flip
 from manifests import reseal
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from pictures import sample_pixels
 from plain_sets import make_plain_set
@@ -21,6 +22,7 @@ from shardio.cache.cached_split import open_source
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest_file import load_manifest
+from shardio.kernels.resample import Planes
 from shardio.kernels.rowcopy import Windows
 from shardio.loading.loader import ShardLoader
 from shardio.reading.choose import look_at, make_reader
@@ -87,11 +89,12 @@ def test_every_reader_reads_pixels_windows_labels_and_arrays_of_any_samples(
         )
         memory.views, memory.more = (memory.images,), more
 
-        def make(pixels: Any, some: Any, views: Any, shape: Any = shape) -> None:
-            views[0][some] = pixels.reshape(len(some), *shape, 3)
+        def make(planes: Planes, some: Any, views: Any, shape: Any = shape) -> None:
+            strides = planes.stride or shape[1] * 3, 3, 1
+            for number, place in zip(some, planes.places, strict=True):
+                views[0][number] = as_strided(planes.memory[place:], (*shape, 3), strides)
 
-        ends = np.arange(count + 1) * shape[0] * shape[1] * 3
-        request = Request(indices, windows=one, ends=ends, make=make, **parts)
+        request = Request(indices, windows=one, channels=3, make=make, **parts)
         for part in (slice(0, 13), slice(13, None)):
             reader.read(request, memory, part)
         for got, picture, top, left in zip(memory.images, pictures, windows.tops, windows.lefts, strict=True):

@@ -10,16 +10,22 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
+import shardio.kernels.resample
 import shardio.kernels.rowcopy
 import shardio.reading.mapped_table
+from shardio.augment import HorizontalFlip, RandomCrop, RandomResizedCrop
+from shardio.augment.chain import Transform
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
 from shardio.kernels.rowcopy import FORMS, Windows
@@ -121,6 +127,45 @@ def test_a_dataset_and_a_loader_raise_it_where_the_sample_was_due(make_set: Call
     assert dataset[PER_SHARD][0].shape == (2, 64, 64)
     with pytest.raises(FormatError, match="another process truncated it"):
         dataset[SAMPLES - 1]
+
+
+@pytest.mark.parametrize("transform", [RandomResizedCrop(20), RandomCrop(60, padding=4), HorizontalFlip(0.0)])
+def test_pixels_that_are_made_in_the_mapping_end_in_the_same_error(
+    transform: Transform, make_set: Callable[..., Path], no_pauses: list[float]
+) -> None:
+    load = partial(ShardLoader, make_set(SAMPLES, SHAPE, PER_SHARD), 4, shuffle=False, io="mmap", device="cpu")
+    with load(transform=transform) as loader:
+        expected = [images.clone() for images, _ in loader]
+    with load(transform=transform, prefetch=0) as loader:
+        batches = iter(loader)
+        assert torch.equal(next(batches)[0], expected[0])
+        cut(loader.shards)
+        for batch in expected[1 : (PER_SHARD + KEPT) // 4]:
+            assert torch.equal(next(batches)[0], batch)
+        with pytest.raises(FormatError, match=r"train-00001\.npy: .* another process truncated it") as caught:
+            next(batches)
+        assert caught.value.__context__ is None
+
+
+def test_pixels_that_are_made_in_the_mapping_are_made_again_from_what_comes_later(
+    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = shardio.kernels.resample._native.resample
+    asked: list[int] = []
+
+    def stop_once(*arguments: Any) -> int:
+        asked.append(arguments[2])
+        return made(*arguments) - (len(asked) == 1)
+
+    path = make_set(SAMPLES, SHAPE, PER_SHARD)
+    load = partial(ShardLoader, path, SAMPLES, transform=RandomResizedCrop(20), num_threads=1, io="mmap", device="cpu")
+    with load() as loader:
+        (expected, _), *_ = loader
+    monkeypatch.setattr(shardio.kernels.resample, "_native", SimpleNamespace(resample=stop_once))
+    with load() as loader:
+        (found, _), *_ = loader
+    assert torch.equal(found, expected)
+    assert asked == [SHAPE[1] * SHAPE[2], 0]  # in the mapping, and then from a copy
 
 
 def test_threads_that_lose_pages_do_not_disturb_the_others(shards: ShardSet) -> None:

@@ -143,9 +143,8 @@ class Fit:
             scales = [side / new for side, new in zip(sides, placement.resized, strict=True)]
             if factors is not None:
                 scales = [1 / factor for factor in factors]
-            kernel.resample_windows(
-                pixels,
-                np.array([(0, 0, *sides)]),
+            kernel.resample(
+                kernel.Planes.of_images(np.ascontiguousarray(pixels)[None]),
                 np.array([[(0, scale, 0, side) for scale, side in zip(scales, sides, strict=True)]], np.float64),
                 np.zeros(1, bool),
                 sample[None],
