@@ -34,7 +34,7 @@
 #define AHEAD 8192
 #define AHEAD_ON_INTEL 1024
 /* Below, what is copied may stay in the caches until it is read: windows that are resampled next, say. */
-#define LEAST_FOR_STREAMING (4 << 20)
+#define LEAST_FOR_STREAMING (1 << 20)
 #define LINE 64
 #define PAGE 4096
 /* Below, a row is not worth two streams. */

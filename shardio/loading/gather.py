@@ -180,6 +180,8 @@ class GatherThreads:
         """
         size = len(request)
         shares = max(1, min(self.num_threads, size))
+        if request.make is None and reader.least_nbytes:
+            shares = min(shares, 1 + slot.nbytes // reader.least_nbytes)
         bounds = [size * share // shares for share in range(shares + 1)]
         pending = Pending(reader, request, slot, shares, head_start_seconds)
         for start, stop in pairwise(bounds):

@@ -33,13 +33,13 @@ from shardio.system.eager import eager
 
 
 class _Due(NamedTuple):
-    """A batch to come: the request for a reader, its samples' random numbers, and what a transform of shardio makes.
+    """A batch to come: the request for a reader; for a transform, random numbers of its samples and what it makes.
 
     `dtypes`: of its images on the device, if `TransformStep.on_host` has changed them.
     """
 
     request: Request
-    draws: Draws
+    draws: Draws | None
     program: Program | None
     dtypes: tuple[torch.dtype, ...] = ()
 
@@ -151,9 +151,11 @@ class Flow:
             step, indices = next(self._batches, (0, None))
             if indices is None:
                 return
-            draws = _draws(self.sampler, self._pipeline.options.seed, self.epoch, step, indices)
+            draws = program = None
             try:
-                program = self._pipeline.program(indices, draws)
+                if self._pipeline.transform.function is not None:
+                    draws = _draws(self.sampler, self._pipeline.options.seed, self.epoch, step, indices)
+                    program = self._pipeline.program(indices, draws)
                 request = self._pipeline.request(indices, program)
             except Exception as error:  # it is raised when the batch is due; its frames would refer to this object
                 self._error = error.with_traceback(None)

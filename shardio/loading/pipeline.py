@@ -212,7 +212,8 @@ class Pipeline:
         Images and arrays are views of the slot, which returns to the ring when the last view is freed. Labels and small
         arrays are copies, so a caller who collects them over an epoch does not keep slots.
         """
-        labels, indices = (torch.from_numpy(array[:size].copy()) for array in (slot.labels, slot.indices))
+        labels = torch.from_numpy(slot.labels[:size].copy())
+        indices = torch.from_numpy(slot.indices[:size].copy()) if self.options.return_indices else None
         images = self._ring.lend(slot, size)
         views = [images, *(self._ring.lend_beside(images, view[:size]) for view in slot.views[1:])]
         more = {}

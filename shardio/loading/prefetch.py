@@ -37,11 +37,11 @@ _UNSEEN = nullcontext()
 
 class Tensors(NamedTuple):
     """A batch: `images` (B, C, H, W) in channels_last memory, a tuple if there are several views; `labels` and sample
-    `indices` (B,) int64, and `more`, arrays by name, (B, ...)."""
+    `indices` (B,) int64 (None if nobody wants them), and `more`, arrays by name, (B, ...)."""
 
     images: torch.Tensor | tuple[torch.Tensor, ...]
     labels: torch.Tensor
-    indices: torch.Tensor
+    indices: torch.Tensor | None
     more: Mapping[str, torch.Tensor] = MappingProxyType({})
 
 

@@ -47,6 +47,10 @@ class Slot:
         self.indices = indices
         self.more = more
         self._read = more
+        self._layout: tuple[tuple[tuple[int, ...], Any], ...] = ()
+        self._arrays_nbytes = sum(array.nbytes for array in more.values())
+        self.nbytes = images.nbytes + self._arrays_nbytes
+        """The bytes of a batch's images and arrays."""
 
     @property
     def images(self) -> NDArray[Any]:
@@ -59,11 +63,15 @@ class Slot:
         The arrays use the same memory if the memory is large enough.
         """
         self.more = self._read
+        if results == self._layout:
+            return
+        self._layout = results
         sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in results]
         places = [0, *accumulate(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in sizes)]
         total = places[len(sizes) - 1] + sizes[-1]
         if total > len(self.memory):
             self.memory = self.new_memory(total)
+        self.nbytes = total + self._arrays_nbytes
         self.views = tuple(
             self.memory[place : place + nbytes].view(dtype).reshape(shape)
             for place, nbytes, (shape, dtype) in zip(places, sizes, results, strict=False)

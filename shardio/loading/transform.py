@@ -128,7 +128,7 @@ class TransformStep:
         self,
         tensors: Tensors,
         indices: NDArray[np.int64],
-        draws: Draws,
+        draws: Draws | None,
         program: Program | None = None,
         dtypes: Sequence[torch.dtype] = (),
     ) -> tuple[Images, torch.Tensor | None, dict[str, Any]]:
@@ -143,7 +143,7 @@ class TransformStep:
             labels = None if self._parts.label_row is None else tensors.labels
         else:
             labels = more.pop(LABELS_NAME)
-        if self.function is None:
+        if self.function is None or draws is None:
             return images, labels, more
         with traced("shardio.transform"):
             if program is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -69,11 +70,11 @@ class Sampler:
         """The number of positions in a whole epoch, for all ranks together."""
         return self.order.num_samples
 
-    @property
+    @cached_property
     def global_batch_size(self) -> int:
         return self.batch_size * self.world_size
 
-    @property
+    @cached_property
     def num_batches(self) -> int:
         """The number of batches from `start` to the end of the epoch, the same on every rank."""
         if self.length is not None:

@@ -13,7 +13,7 @@ from shardio.errors import FormatError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import SampleShape
 from shardio.format.opening import check_not_cut, open_sized
-from shardio.kernels.rowcopy import Places, Windows, copy_rows, copy_windows
+from shardio.kernels.rowcopy import Places, Windows, copy_rows, copy_spans, copy_windows
 from shardio.reading.layout import StoredTable, as_rows
 from shardio.reading.mapping import RowMapping, will_need
 from shardio.system.opening import open_regular
@@ -86,6 +86,18 @@ class MappedTable(RowMapping):
             if lines is None:
                 return copy_rows(self.rows, numbers[done:], out[done:])
             return copy_rows(self.rows, numbers[done:], out, lines=lines[done:])
+
+        if (done := copy(0)) < len(indices):
+            self._insist(copy, indices, name, done)
+
+    def copy_cells(self, indices: NDArray[np.int64], start: int, cells: NDArray[np.uint8], name: str) -> None:
+        """Copies a part of each sample's row, from byte `start` on, into `cells`, uint8 (n, nbytes). See `copy`."""
+        numbers = self.numbers(indices)
+        places = numbers * self.table.row_nbytes + start
+        memory = self.rows.reshape(-1)
+
+        def copy(done: int) -> int:
+            return copy_spans(memory, places[done:], cells[done:])
 
         if (done := copy(0)) < len(indices):
             self._insist(copy, indices, name, done)

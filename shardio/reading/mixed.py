@@ -137,6 +137,7 @@ class MixedReader(Reader):
         self._shards = shards
         self._readers = tuple(readers)
         self.num_threads = max(reader.num_threads for reader in readers)
+        self.least_nbytes = min(reader.least_nbytes for reader in readers)
 
     @property
     def name(self) -> str:  # type: ignore[override]

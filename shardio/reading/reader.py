@@ -25,6 +25,8 @@ from shardio.system.pour import aligned_empty
 
 # Windows that a thread reads before it makes pixels: no more than caches hold, and enough that the calls cost little.
 _ROOM_NBYTES = 4 << 20
+# Waking one more thread for a batch takes as long as copying a part of these bytes.
+_PART_NBYTES = 4 << 20
 # So many of the announced samples that a thread copies at a time are looked for in the page cache.
 _MOST_LOOKED_FOR = 8
 
@@ -91,6 +93,9 @@ class Reader:
     """The reader's name in `ShardLoader.stats`."""
     num_threads = 1
     """The minimum number of threads that should read at the same time."""
+
+    least_nbytes = 0
+    """The bytes of a batch, if it is only copied, that are worth a thread; 0 if reading waits for storage."""
 
     def __init__(self) -> None:
         # Many threads count without a lock: each has a sum of its own.
@@ -206,6 +211,10 @@ class MappedReader(Reader):
         self._announced = False
         for name in tables:
             shards.expect_random_reads(name)
+
+    @property
+    def least_nbytes(self) -> int:  # type: ignore[override]
+        return 0 if self._announced else _PART_NBYTES
 
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
         if self._announced and not name:

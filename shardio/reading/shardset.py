@@ -333,10 +333,11 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     def copy_column(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         """Returns the same as `column_of`, without checking the arguments."""
-        dtype = self.index.dtype
-        rows = np.empty((len(indices), dtype.itemsize), np.uint8)
-        self._mapped_of(self.index_table).copy(indices, rows, name)
-        column: NDArray[Any] = rows.view(dtype)[name][:, 0]
+        fields = self.index.dtype.fields
+        assert fields is not None
+        dtype, start = fields[name][:2]
+        column = np.empty(len(indices), dtype)
+        self._mapped_of(self.index_table).copy_cells(indices, start, as_rows(column), name)
         return column
 
 

@@ -41,7 +41,7 @@ from shardio.augment.masks import MOVES
 from shardio.augment.stage import Stage
 from shardio.augment.steps import FILL_AT, SAMPLING_AT
 from shardio.kernels.pixels import run_steps
-from shardio.kernels.rowcopy import Windows
+from shardio.kernels.resample import Planes
 
 COUNT, HEIGHT, WIDTH = 12, 18, 17
 
@@ -84,9 +84,11 @@ def by_parts(images: Tensor, boxes: Boxes, flips: NDArray[np.bool_], size: tuple
     return result.contiguous(memory_format=torch.channels_last)
 
 
-def make_by_parts(self: Stage, pixels: NDArray[np.uint8], windows: Windows, some: Any, out: NDArray[np.uint8]) -> None:
+def make_by_parts(self: Stage, planes: Planes, some: Any, out: NDArray[np.uint8]) -> None:
     """Does what `Stage.make` does for whole images, by nearest neighbor. Only steps that move pixels are run."""
-    images = torch.from_numpy(pixels.reshape(len(some), *self.source)).permute(0, 3, 1, 2)
+    pixels = np.empty((len(some), *self.source), np.uint8)
+    planes.copy_images(pixels)
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     flips = np.zeros(len(some), bool) if self.flips is None else self.flips[some]
     boxes = self.boxes or Boxes.whole(self.count, *self.source[:2])
     boxes = Boxes(*(side[some] for side in vars(boxes).values()))
