@@ -210,7 +210,7 @@ def _must_wait(transform: Transform, batch: Batch) -> bool:
         return batch.is_cast
     if transform.casts and is_of_shardio(type(transform)):
         return not batch.casts
-    return not is_recorded(transform)
+    return batch.is_cast or not is_recorded(transform)
 
 
 def is_recorded(transform: Transform) -> bool:

@@ -29,6 +29,7 @@ from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws, between
 from shardio.augment.chain import Transform
 from shardio.augment.resample import to_device
+from shardio.augment.steps import FILL_AT, Op
 
 # torchvision and timm draw so often before they leave the image as it is.
 _TRIES = 10
@@ -59,6 +60,7 @@ class RandomErasing(Transform):
     ratio: PositiveRange = (0.3, 3.3)
     value: float | Sequence[float] | str = 0.0
     count: Annotated[int | tuple[int, int], _check_count] = 1
+    records = True
     on_any_device = True
 
     def __post_init__(self) -> None:
@@ -73,22 +75,31 @@ class RandomErasing(Transform):
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch = batch.unsquashed()
-        done = batch.finished()
-        images = done.images.clone() if done is batch else done.images
-        if isinstance(self.value, str) and not images.dtype.is_floating_point:
-            raise ValueError(f'value "{self.value}" needs normalized images: put RandomErasing after Normalize')
+        dtype = batch.images.dtype if batch.how.made == torch.uint8 else batch.how.made
+        color: Sequence[float] = ()
         if not isinstance(self.value, str):
-            fill_of(self.value, images.shape[1], "value")
-            if not images.dtype.is_floating_point:
+            color = fill_of(self.value, batch.images.shape[1], "value")
+            if not dtype.is_floating_point:
                 numbers_of("value", self.value, 0, 255)
+        elif not dtype.is_floating_point:
+            raise ValueError(f'value "{self.value}" needs normalized images: put RandomErasing after Normalize')
         whether, how_many = batch.draws.uniform(purpose, 2)
         least, most = as_pair(self.count)
         counts = np.where(whether < self.p, least + np.floor(how_many * (most - least + 1)), 0).astype(np.int64)
-        for number in range(int(counts.max(initial=0))):
-            part = f"{purpose}/{number}"
+        parts = [f"{purpose}/{number}" for number in range(most)]
+        if not batch.is_cast and batch.images.device.type != "cuda":
+            for number, part in enumerate(parts):
+                boxes = self._boxes(batch.draws, part, batch.size, np.maximum(counts, 1))
+                unused = [0.0] * (FILL_AT - len(boxes))
+                batch = batch.stepped(Op.ERASE, *boxes, *unused, *color, where=(number < counts) & (boxes[2] > 0))
+            return batch
+        done = batch.finished()
+        images = done.images.clone() if done is batch else done.images
+        for number, part in enumerate(parts):
             boxes = self._boxes(batch.draws, part, images.shape[2:], np.maximum(counts, 1))
             boxes[:, number >= counts] = 0
-            images = _erased(images, boxes, self._colors(batch.draws, part, images))
+            if boxes[2].any():
+                images = _erased(images, boxes, self._colors(batch.draws, part, images))
         return replace(done, images=images)
 
     def _boxes(self, draws: Draws, purpose: str, size: Sequence[int], counts: NDArray[np.int64]) -> NDArray[np.int64]:

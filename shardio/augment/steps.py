@@ -40,6 +40,7 @@ class Op(IntEnum):
     PERSPECTIVE = 15  # the eight numbers of `geometry.perspective`, interpolation, fill for each channel
     MIRROR = 16  # left and right exchanged
     FLIP = 17  # top and bottom exchanged
+    ERASE = 18  # the top, left, height and width of a rectangle, and its color: fill for each channel
 
 
 NEEDS_RGB = frozenset({Op.CONTRAST, Op.SATURATION, Op.HUE, Op.GRAYSCALE})

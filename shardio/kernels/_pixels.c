@@ -43,6 +43,7 @@ enum {
     PERSPECTIVE,
     MIRROR,
     FLIP,
+    ERASE,
     END
 };
 enum { NEAREST, BILINEAR, PILLOW_BILINEAR, PILLOW_BICUBIC, SAMPLINGS };
@@ -1011,6 +1012,16 @@ static void flip(const struct job *job, struct room *room)
     exchange(room);
 }
 
+static void erase(const struct job *job, struct room *room, const double *values)
+{
+    size_t channels = job->channels, top = (size_t)values[0], left = (size_t)values[1];
+    size_t end = top + (size_t)values[2], right = left + (size_t)values[3];
+    for (size_t y = top; y < end; y++)
+        for (size_t x = left; x < right; x++)
+            for (size_t c = 0; c < channels; c++)
+                room->image[(y * job->width + x) * channels + c] = (uint8_t)values[FILL_AT + c];
+}
+
 INLINE void run_step(const struct job *job, struct room *room, int code, const double *values, int fused)
 {
     switch (code) {
@@ -1063,6 +1074,9 @@ INLINE void run_step(const struct job *job, struct room *room, int code, const d
         break;
     case FLIP:
         flip(job, room);
+        break;
+    case ERASE:
+        erase(job, room, values);
         break;
     }
 }
@@ -1160,7 +1174,7 @@ static const char *wrong_with(struct job *job, int code, const double *values)
 {
     static const uint8_t numbers[END] = {[BRIGHTNESS] = 1, [CONTRAST] = 1, [SATURATION] = 1,   [HUE] = 1,
                                          [SHARPNESS] = 1,  [POSTERIZE] = 1, [SOLARIZE] = 1,    [SOLARIZE_ADD] = 2,
-                                         [BLUR] = 4,       [AFFINE] = 6,    [PERSPECTIVE] = 8};
+                                         [BLUR] = 4,       [AFFINE] = 6,    [PERSPECTIVE] = 8, [ERASE] = 4};
     if (code >= END)
         return "an unknown code of an operation";
     if ((code == CONTRAST || code == SATURATION || code == HUE || code == GRAYSCALE) && job->channels != 1 &&
@@ -1173,6 +1187,16 @@ static const char *wrong_with(struct job *job, int code, const double *values)
             return "a kernel of blur that is even, or too large for the images, or without a standard deviation";
         for (size_t i = 0; i < 2; i++)
             job->blur = job->blur < (size_t)values[i] ? (size_t)values[i] : job->blur;
+    }
+    if (code == ERASE) {
+        for (size_t i = 0; i < 2; i++)
+            if (!(values[i] >= 0 && values[2 + i] >= 0 &&
+                  values[i] + values[2 + i] <= (double)(i ? job->width : job->height) && values[i] == floor(values[i]) &&
+                  values[2 + i] == floor(values[2 + i])))
+                return "a rectangle that is not inside the images";
+        for (size_t c = 0; c < job->channels; c++)
+            if (!(values[FILL_AT + c] >= 0 && values[FILL_AT + c] <= 255))
+                return "a color that is not from 0 to 255";
     }
     if (code == AFFINE || code == PERSPECTIVE) {
         double sampling = values[SAMPLING_AT];

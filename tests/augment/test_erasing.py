@@ -87,7 +87,8 @@ def erased(transform: RandomErasing, count: int, monkeypatch: pytest.MonkeyPatch
         return images
 
     monkeypatch.setattr(erasing, "_erased", note)
-    changed(transform, torch.zeros(1, 1, 12, 12, dtype=torch.uint8).expand(count, -1, -1, -1))
+    cast = Compose([ToDtype(torch.float16), transform])
+    changed(cast, torch.zeros(1, 1, 12, 12, dtype=torch.uint8).expand(count, -1, -1, -1))
     return found
 
 

@@ -101,7 +101,19 @@ def hostile() -> Iterator[tuple[str, Step]]:
     for number in (NAN, math.inf, -math.inf, 1e31):
         for op in (Op.BRIGHTNESS, Op.HUE, Op.POSTERIZE, Op.AFFINE, Op.PERSPECTIVE):
             yield "no number", Step.of(1, 3, op, number)
-    yield "unknown code", Step.of(1, 3, np.array([18], np.uint8))
+    yield "unknown code", Step.of(1, 3, np.array([19], np.uint8))
+    for rectangle in (
+        (-1, 0, 1, 1),
+        (0, 3, 1, 2),
+        (0, 0, 5, 1),
+        (4, 0, 1, 1),
+        (0.5, 0, 1, 1),
+        (0, 0, 1, 1.5),
+        (0, -2, 1, 2),
+    ):
+        yield "inside", Step.of(1, 3, Op.ERASE, *rectangle)
+    for color in (-1.0, 255.5, NAN):
+        yield "color", Step.of(1, 3, Op.ERASE, 0, 0, 1, 1, *[0.0] * 5, color)
     yield "unknown code", Step.of(1, 3, np.array([255], np.uint8))
     for wide, high, across, down in (
         (2, 3, 1, 1),

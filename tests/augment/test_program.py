@@ -210,8 +210,8 @@ def test_only_what_takes_images_on_any_device_is_left_for_a_gpu() -> None:
     for parts, host, device in (
         ([RandomCrop(8), Normalize(), mix, erase], [], [Normalize(), mix, erase]),
         ([RandomCrop(8), flip, HorizontalFlip(), Normalize()], [flip, HorizontalFlip()], [Normalize()]),
-        ([RandomCrop(8), erase, Normalize()], [erase], [Normalize()]),
-        ([RandomCrop(8), erase], [erase], []),
+        ([RandomCrop(8), erase, Normalize()], [], [Normalize()]),
+        ([flip, erase, Normalize()], [flip, erase], [Normalize()]),
         ([flip, RandomCrop(8)], [flip, RandomCrop(8)], []),
     ):
         before, after = Program.of(Compose(parts), Draws(0, 0, np.arange(3)), (20, 20, 3), casts=False).split()

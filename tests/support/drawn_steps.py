@@ -37,6 +37,10 @@ def drawn_values(rng: np.random.Generator, op: Op, height: int, width: int, chan
     elif op is Op.BLUR:
         reach = rng.integers(0, min(width, 12)), rng.integers(0, min(height, 12))
         values[:4] = 2 * reach[0] + 1, 2 * reach[1] + 1, *rng.uniform(0.1, 3.0, 2)
+    elif op is Op.ERASE:
+        top, left = rng.integers(0, height + 1), rng.integers(0, width + 1)
+        values[:4] = top, left, rng.integers(0, height - top + 1), rng.integers(0, width - left + 1)
+        values[FILL_AT:] = rng.choice([0.0, 255.0, rng.uniform(0, 255)], channels)
     elif op in WARPS:
         about = np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0])
         spread = np.array([0.5, 0.5, width / 4, 0.5, 0.5, height / 4])

@@ -328,6 +328,15 @@ def _by_table(op: Op) -> _Operation:
     return lambda x, values: _looked_up(x, to_device(torch.from_numpy(levels_by(op, values, x.shape[1])), x.device))
 
 
+def _erase(x: Tensor, values: NDArray[np.float64]) -> Tensor:
+    made = x.clone()
+    for one, numbers in zip(made, values, strict=True):
+        top, left, height, width = numbers[:4].astype(int)
+        color = torch.from_numpy(numbers[FILL_AT:]).to(torch.uint8)
+        one[:, top : top + height, left : left + width] = color[:, None, None]
+    return made
+
+
 _OPERATIONS: dict[Op, _Operation] = {
     **{op: _by_table(op) for op in TABLES},
     Op.CONTRAST: _contrast,
@@ -342,4 +351,5 @@ _OPERATIONS: dict[Op, _Operation] = {
     Op.PERSPECTIVE: _perspective,
     Op.MIRROR: lambda x, values: x.flip(3),
     Op.FLIP: lambda x, values: x.flip(2),
+    Op.ERASE: _erase,
 }
