@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -47,6 +48,7 @@ class Simulation:
         self.haste = haste
         self.now = 0.0
         self.waits: Counter[str] = Counter()
+        self.sync_debug_mode = "default"
         self.copies = self.copied_nbytes = 0
         self.unordered: list[str] = []
         self.allocated = self.most_allocated = 0
@@ -73,6 +75,7 @@ class Simulation:
             "current_stream": lambda device=None: self.current[self._index(device)],
             "stream": self.stream,
             "set_stream": lambda stream: self.current.__setitem__(stream.index, stream),
+            "set_sync_debug_mode": lambda mode: setattr(self, "sync_debug_mode", mode),
             "synchronize": lambda device=None: self.wait("synchronize", self.streams),
             "memory_allocated": lambda device=None: self.allocated,
             "max_memory_allocated": lambda device=None: self.most_allocated,
@@ -181,6 +184,8 @@ class Simulation:
         """Has the host wait for all work of some streams."""
         assert self._graph is None, f"{why}: not while a graph is captured"
         self.waits[why] += 1
+        if self.sync_debug_mode == "warn" and why != "synchronize":
+            warnings.warn(f"called a synchronizing CUDA operation: {why}", stacklevel=2)
         self.wait_until(lambda: not any(stream.queue for stream in streams))
         for stream in streams:
             _learn(self.known, stream.known)
