@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import command
 import environment  # noqa: F401 - before NumPy and torch
@@ -26,6 +27,9 @@ from environment import why_gpus_are_not_tested
 from garbage import freeze_imported
 from leaks import descriptors, shared_names, shared_names_left
 from places import SHARED, SUPPORT
+
+if TYPE_CHECKING:
+    from simulated_cuda import Simulation
 
 pytest.register_assert_rewrite(*{path.stem for path in SUPPORT.glob("*.py")}.difference(sys.modules))
 pytest_plugins = ["servers"]
@@ -118,6 +122,42 @@ def helping_processes() -> None:
     multiprocessing.resource_tracker.ensure_running()
     multiprocessing.set_forkserver_preload(command.PRELOADED)
     multiprocessing.forkserver.ensure_running()
+
+
+@pytest.fixture(scope="session")
+def cuda_is_up() -> None:
+    """CUDA opens its descriptors at first use, and keeps them: not a leak of any test."""
+    import torch
+
+    for number in range(torch.cuda.device_count()):
+        with torch.cuda.device(number):
+            copy = torch.zeros(8, dtype=torch.uint8, pin_memory=True).to("cuda", non_blocking=True)
+            torch.cuda.Stream().wait_event(torch.cuda.current_stream().record_event())
+            assert int((torch.mm(copy[None].float(), copy[:, None].float()) != 0).sum()) == 0
+
+
+@pytest.fixture(autouse=True)
+def cuda(request: pytest.FixtureRequest) -> Iterator[Simulation | None]:
+    """Gives tests marked gpu a device. The value is None for a real device, or the stand-in where there is none.
+
+    The arguments of the mark are those of the stand-in.
+    """
+    mark = request.node.get_closest_marker("gpu")
+    if mark is None:
+        yield None
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        request.getfixturevalue("cuda_is_up")
+        yield None
+        return
+    from simulated_cuda import Simulation
+
+    with Simulation(**mark.kwargs) as simulation:
+        yield simulation
+        simulation.synchronize()
+        assert not simulation.unordered
 
 
 @pytest.fixture(autouse=True)

@@ -170,6 +170,11 @@ class Transform(Configuration, ABC):
         """True if the transform returns several images of each sample."""
         return any(part.has_views for part in self._inner)
 
+    @property
+    def num_views(self) -> int:
+        """The number of images that the transform returns of each sample."""
+        return max((part.num_views for part in self._inner), default=1)
+
     def branches(self, batch: Batch, purpose: str) -> list[Batch]:
         """Returns a list of the batch after this transform; if the transform has views, of a batch per view."""
         return [self.apply(batch, purpose)]
@@ -391,6 +396,10 @@ class Views(Container):
     transforms: Sequence[Transform]
     mask_fill: MaskFill | None = field(default=None, metadata=LATER)
     has_views = True
+
+    @property
+    def num_views(self) -> int:
+        return sum(part.num_views for part in self.transforms)
 
     def branches(self, batch: Batch, purpose: str) -> list[Batch]:
         # A crop alone stays recorded: each view may resize the stored image.

@@ -146,10 +146,8 @@ class Program:
         stand_in = torch.empty((), dtype=torch.uint8).expand((len(self), self.source[2], *self.source[:2]))
         moving = Masks.of(stand_in, masks, self.transform.mask_fill)
         done: list[Batch] = []
-        # Views among the transforms that `split` left to the host have made several batches of one.
-        views = list(self.views) * (len(images) if len(self.views) == 1 else 1)
-        images = list(images) * (len(views) if len(images) == 1 else 1)
-        for view, pixels in zip(views, images, strict=True):
+        images = list(images) * (len(self.views) if len(images) == 1 else 1)
+        for view, pixels in zip(self.views, images, strict=True):
             moved = None if moving is None else moved_by(view.stages, moving)
             batch = Batch(as_made(pixels, view.how), view.draws, view.sizes, labels, moved)
             done += [each.finished() for each in branches_of(view.rest, batch)]
@@ -166,5 +164,7 @@ class Program:
             while number < len(view.rest) and not (view.rest[number][0].casts or view.rest[number][0].mixes):
                 number += 1
             before.append(replace(view, rest=view.rest[:number]))
-            after.append(replace(view, stages=(), rest=view.rest[number:]))
+            # Views are last: those before the end have made several images of each of this view's.
+            several = view.rest[number - 1][0].num_views if number else 1
+            after += [replace(view, stages=(), rest=view.rest[number:])] * several
         return replace(self, views=tuple(before)), replace(self, views=tuple(after))

@@ -30,6 +30,18 @@ def test_a_gpu_that_torch_does_not_see_fails_the_tests() -> None:
     assert "test_a_gpu" not in said
 
 
+def test_tests_of_a_gpu_are_collected_without_simplejpeg() -> None:
+    code = """if True:
+        import sys, pytest
+        sys.modules["simplejpeg"] = None
+        sys.exit(pytest.main(["-p", "no:cacheprovider", "--collect-only", "-q", "-m", "gpu", *sys.argv[1:]]))
+    """
+    names = [str(path) for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text("utf-8")]
+    run = run_forked("-c", code, *names, cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, timeout=300)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "test_every_byte" in run.stdout
+
+
 @pytest.mark.usefixtures("made_up_gpu")
 def test_gpus_that_were_hidden_on_purpose_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -16,15 +16,11 @@ import torch
 from arrays import Given, change_split, some_arrays
 from numpy.typing import NDArray
 from pictures import as_batch, sample_pixels
-from simulated_cuda import Simulation, Tensor
 from torch.utils.data import DataLoader
 
-import shardio.loading.cuda
-import shardio.loading.pipeline
 from shardio import augment
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.format.layout import HEADER_NBYTES
-from shardio.loading.cuda import CudaCopier
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
 from shardio.reading.choose import Io
@@ -251,47 +247,27 @@ def tensors_in(batch: Any) -> list[torch.Tensor]:
     return [tensor for part in (batch.values() if isinstance(batch, dict) else batch) for tensor in tensors_in(part)]
 
 
-def look_on_device(simulation: Simulation, batch: tuple[Any, ...], seen: list[int]) -> None:
-    images, labels, indices, more = batch
-    names = list(more)
-
-    def look(images: torch.Tensor, labels: torch.Tensor, indices: torch.Tensor, *values: torch.Tensor) -> None:
-        seen.extend(check((images, labels, indices, dict(zip(names, values, strict=True)))))
-
-    simulation.launch(look, images, labels, indices, *more.values())
-
-
 @pytest.mark.usefixtures("poison")
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("haste", [0.0, 0.4, 0.95])
+@pytest.mark.parametrize(
+    ("seed", "haste"),
+    [pytest.param(n, h, marks=pytest.mark.gpu(seed=n, haste=h)) for n, h in enumerate((0, 0.4, 0.95))],
+)
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_arrays_arrive_on_the_device_whenever_it_gets_to_them(
-    prefetch: int, haste: float, seed: int, path: Path, monkeypatch: pytest.MonkeyPatch
+    prefetch: int, seed: int, haste: float, path: Path
 ) -> None:
-    simulation = Simulation(seed, haste)
-    monkeypatch.setattr(shardio.loading.cuda, "torch", simulation.torch())
-    monkeypatch.setattr(shardio.loading.pipeline, "make_copier", lambda device: CudaCopier("simulated"))  # type: ignore[arg-type]
-    seen: list[int] = []
-    with ShardLoader(path, 5, device="cpu", seed=seed, prefetch=prefetch, return_indices=True, arrays=NAMES) as loader:
-        expected = [i for e in range(2) for batch in loader._position.sampler.batches(e) for i in batch.tolist()]
-        for _ in range(2):
+    with ShardLoader(path, 5, device="cuda", arrays=NAMES, return_indices=True, seed=seed, prefetch=prefetch) as loader:
+        batches = []
+        for epoch in range(2):
+            expected = [i for batch in loader._position.sampler.batches(epoch) for i in batch.tolist()]
             for batch in loader:
-                assert all(isinstance(tensor, Tensor) for tensor in batch[3].values())
-                look_on_device(simulation, batch, seen)
-                del batch
-        simulation.synchronize()
-    assert seen == expected
-    assert simulation.allocated == 0
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_arrays_arrive_on_a_gpu(path: Path) -> None:
-    with ShardLoader(path, 5, device="cuda", arrays=NAMES, return_indices=True) as loader:
-        for _ in range(4):
-            for images, labels, indices, more in loader:
-                assert all(tensor.is_cuda for tensor in more.values())
-                check((images.cpu(), labels.cpu(), indices.cpu(), {name: t.cpu() for name, t in more.items()}))
+                assert all(tensor.is_cuda for tensor in tensors_in(batch))
+                batches.append([tensor.clone() for tensor in tensors_in(batch)])
+            seen = []
+            while batches:
+                images, labels, indices, *more = [tensor.cpu() for tensor in batches.pop(0)]
+                seen += check((images, labels, indices, dict(zip(NAMES, more, strict=True))))
+            assert seen == expected
 
 
 def test_a_dataset_gives_arrays_by_name(path: Path) -> None:

@@ -1,9 +1,7 @@
 """The rules between host and device, kept with a copier whose copies happen when the test says so.
 
-Such a double cannot show that the consumer's stream and the copies wait for each other where they must, which
-tests/loading/test_cuda.py looks at, on a simulated device; and that CUDA's calls mean what is assumed there, that the
-slots are pinned so that copies do not stop the host, and that every call is made on the right device.
-tests/loading/test_gpu.py looks at those, where there is a GPU.
+Such a double cannot show that the consumer's stream and the copies wait for each other where they must, and that the
+slots are pinned so that copies do not stop the host. tests/loading/test_gpu.py shows that, on a GPU or a stand-in.
 """
 
 from __future__ import annotations

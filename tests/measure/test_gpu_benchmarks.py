@@ -43,21 +43,27 @@ def all_gpu(module: Callable[[str], ModuleType]) -> ModuleType:
     return module("all_gpu")
 
 
-def test_all_parts_for_a_gpu_end_within_nine_minutes_and_are_shown_without_one(
-    all_gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_parts_for_a_gpu_end_within_nine_minutes_and_have_all_its_tests(all_gpu: ModuleType) -> None:
     assert sum(part.seconds for part in all_gpu.PARTS) < 9 * 60
     for part in all_gpu.PARTS:
-        assert all((ROOT / word).is_file() for word in part.words if word.endswith(".py"))
-    # All tests that are for a GPU are among them.
+        assert all((ROOT / word).is_file() for word in (*part.words, *part.dry) if word.endswith(".py"))
     marked = {
         path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"pytest\.mark\.gpu", path.read_text("utf-8"))
     }
     assert marked == {ROOT / name for name in all_gpu.TESTS}
-    monkeypatch.setattr(sys, "argv", ["all_gpu.py", "--dry-run"])
-    all_gpu.main()
-    shown = capsys.readouterr().out
-    assert all(f"{part.name}, at most {part.seconds} s:" in shown for part in all_gpu.PARTS)
+
+
+def test_a_dry_run_needs_no_gpu_and_finds_no_wrong_byte(tmp_path: Path) -> None:
+    words = ["--only", "machine", "--only", "streams", "--only", "speed", "--json", tmp_path / "gpu.json"]
+    ended = run_python(BENCHMARKS / "all_gpu.py", "--dry-run", *words, **NO_GPU)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    summary = json.loads((tmp_path / "gpu.json").read_text())["summary"]
+    assert ended.stdout.count("\n".join(summary)) == 1
+    for dtype in ("uint8", "float32", "bfloat16"):
+        rows = [line.split(" | ")[1:] for line in summary if line.startswith(f"| {dtype}: ")]
+        assert [row[0] for row in rows] in (["0", "30", "0"], ["0", "30", "0", "0"])
+        assert {row[-1] for row in rows} == {"met |"}
+    assert any("stored bytes to the device, of bare pinned copies" in line for line in summary)
 
 
 def test_a_gpu_is_found_and_told_with_its_versions(
@@ -87,6 +93,7 @@ def test_a_part_that_fails_or_takes_too_long_costs_no_other_part(
     assert ended.value.code == 1
     report = json.loads((tmp_path / "new" / "gpu.json").read_text())
     assert report["machine"] == "Made up"
+    assert report["summary"][-2:] == ["| bad | failed with exit code 3 | | |", "| slow | stopped after 1 s | | |"]
     states = [(part["part"], part["state"], part["lines"]) for part in report["parts"]]
     assert states == [
         ("bad", "failed with exit code 3", ["half"]),
@@ -96,32 +103,42 @@ def test_a_part_that_fails_or_takes_too_long_costs_no_other_part(
     assert "== good: done" in capsys.readouterr().out
 
 
-def test_figures_are_told_with_their_aims(all_gpu: ModuleType) -> None:
-    def outcome(part: str, *lines: str, state: str = "done") -> Any:
-        return all_gpu.Outcome(part, state, 1.0, list(lines))
+def test_what_is_killed_leaves_what_it_has_found(
+    all_gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = json.dumps({"figure": "the only one", "found": 3, "aim": 2, "at_most": True})
+    script = f"import time; print({line!r}, flush=True); time.sleep(60)"
+    monkeypatch.setattr(all_gpu, "PARTS", [all_gpu.Part("slow", ("-c", script), 60)])
+    monkeypatch.setattr(all_gpu, "gpu_of", lambda python: "Made up")
+    monkeypatch.setattr(sys, "argv", ["all_gpu.py", "--json", str(tmp_path / "gpu.json")])
+    replace, names = Path.replace, []
 
-    outcomes = [
-        outcome("tests", "..s.", "== 3 failed, 120 passed, 4 skipped in 90.1s ==", state="failed with exit code 1"),
-        outcome(
-            "bus",
-            "pinned copy to cuda:0, batch 256   127,800  25.1    3.10",
-            "threads  images/s  GB/s  /image     ms  memcpy   take  direct  pinned",
-            "1          90,000  17.7    11.1     53    1.81   0.30    18.2   0.703",
-            "4         110,000  21.6    12.3     53    1.81   0.30    18.2   0.861",
-        ),
-        outcome("training", "loss            0.42% (-0.10% to 0.90%), the aim is below 1%"),
+    def after_the_first_line(self: Path, target: Path) -> Path:
+        names.append(replace(self, target))
+        if len(names) == 2:
+            raise KeyboardInterrupt
+        return names[-1]
+
+    monkeypatch.setattr(Path, "replace", after_the_first_line)
+    with pytest.raises(KeyboardInterrupt):
+        all_gpu.main()
+    summary = json.loads((tmp_path / "gpu.json").read_text())["summary"]
+    assert summary[-2:] == ["| the only one | 3 | at most 2 | **missed** |", "| slow | ended early | | |"]
+
+
+def test_figures_of_tests_and_a_training_are_found_in_their_lines(all_gpu: ModuleType) -> None:
+    tests = [
+        "tests/loading/test_gpu.py::test_one[0] PASSED                   [ 10%]",
+        "tests/loading/test_gpu.py::test_two FAILED                      [ 20%]",
+        "tests/loading/test_gpu.py::test_three ERROR",
+        "FAILED tests/loading/test_gpu.py::test_two - AssertionError",
+        "tests/loading/test_gpu.py::test_four SKIPPED (only one CUDA device)",
     ]
-    rows = {row["figure"]: (row["found"], row["met"]) for row in all_gpu.figures_of(outcomes)}
-    assert rows == {
-        "tests failed": (3, False),
-        "tests passed": (120, True),
-        "H2D, of bare pinned copies": (0.861, True),
-        "% of a step lost to data": (0.42, True),
-    }
-    table = all_gpu.table_of(all_gpu.figures_of([outcome("tests", "== 7 passed in 1s ==")]))
-    assert table[1].split() == ["tests", "failed", "0", "at", "most", "0", "met"]
-    assert table[3].split()[-3:] == ["0.85", "not", "measured"]
-    assert max(map(len, table)) <= 80
+    losses = ["loss            0.42% (-0.10% to 0.90%), the aim is below 1%"]
+    lines = all_gpu.summary("Made up", [all_gpu.Outcome("tests", "done", 1.0, tests)])[6:]
+    assert lines == ["| tests passed | 1 | at least 1 | met |", "| tests failed | 2 | at most 0 | **missed** |"]
+    (line,) = all_gpu.summary("Made up", [all_gpu.Outcome("training", "done", 1.0, losses)])[6:]
+    assert line.endswith("| 0.42 | at most 1 | met |")
 
 
 def test_the_training_loop_runs_on_a_cpu(make_set: Callable[..., Path], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ sys.dont_write_bytecode = False
 
 
 def why_gpus_are_not_tested() -> str | None:
-    """Returns why tests marked `gpu` would be skipped though there is a GPU; None where all is well.
+    """Returns why tests marked `gpu` would not run on a GPU though there is one; None where all is well.
 
     CUDA_VISIBLE_DEVICES= hides all GPUs, and is a wish that is respected.
     """
@@ -33,6 +33,6 @@ def why_gpus_are_not_tested() -> str | None:
         return None
     return (
         f"nvidia-smi lists {listed.splitlines()[0]}, and torch {torch.__version__} sees no CUDA device: tests marked "
-        "gpu would be skipped. Install a torch with CUDA (`make clean test CONSTRAINTS=FILE`, with a constraints "
-        "file of your own), or set CUDA_VISIBLE_DEVICES= to test without the GPU"
+        "gpu would run on the stand-in. Install a torch with CUDA (`make clean test CONSTRAINTS=FILE`, with a "
+        "constraints file of your own), or set CUDA_VISIBLE_DEVICES= to test without the GPU"
     )

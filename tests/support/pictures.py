@@ -1,4 +1,4 @@
-"""Pictures and pixels made on the spot."""
+"""Pictures and pixels made on the spot. Tests of a GPU need no simplejpeg."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import simplejpeg
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -25,11 +24,15 @@ def random_pictures(rng: np.random.Generator, count: int, height: int, width: in
 
 
 def write_jpeg(path: Path, pixels: NDArray[np.uint8], quality: int = 90) -> None:
+    import simplejpeg
+
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(simplejpeg.encode_jpeg(pixels, quality=quality))
 
 
 def random_jpeg(seed: int, height: int, width: int) -> bytes:
+    import simplejpeg
+
     data: bytes = simplejpeg.encode_jpeg(random_picture(np.random.default_rng(seed), height, width))
     return data
 
