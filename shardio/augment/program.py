@@ -2,8 +2,7 @@
 
 Random numbers do not depend on pixels. So the changes of single images are recorded first, and the threads that read
 the images make their pixels (`Program.make`). What works on whole batches, or looks at pixels, is called with the
-results (`Program.finish`): from the first Mixup, CutMix, RandomErasing or PerSample on, or the first step after
-Normalize.
+results (`Program.finish`): from the first Mixup, CutMix or PerSample on, or the first step after Normalize.
 """
 
 from __future__ import annotations
