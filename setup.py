@@ -17,10 +17,11 @@ class BuildKernels(build_ext):
     def build_extension(self, ext: Extension) -> None:
         try:
             super().build_extension(ext)
-        except Exception as error:
+        except Exception:  # the compiler has said more
             sys.exit(
-                f"shardio: error: the C compiler did not build {ext.name} ({error}): install gcc and the headers of "
-                "Python (apt install gcc python3-dev), or install a wheel (pip install --only-binary shardio shardio)"
+                f"shardio: error: the C compiler, {self.compiler.compiler_so[0]}, did not build {ext.name}: "
+                "install gcc and the headers of Python (apt install gcc python3-dev), or install a wheel (pip install "
+                "--only-binary shardio shardio)"
             )
 
 

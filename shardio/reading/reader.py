@@ -194,7 +194,7 @@ class Reader:
 
 
 class MappedReader(Reader):
-    """Copies samples from the mapping, and announces coming samples to the kernel.
+    """Copies samples from the mapping, or makes pixels from it, and announces coming samples to the system.
 
     This is the fastest way if the samples are in the page cache. Without an announcement, each missing page would be a
     request of its own, and a thread that waits for it cannot be interrupted. By default, the kernel also reads around

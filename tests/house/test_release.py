@@ -94,5 +94,5 @@ def test_a_build_without_a_compiler_ends_in_one_sentence_that_names_what_to_inst
     result = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
-    assert line.startswith("shardio: error: the C compiler did not build shardio.kernels._pixels")
+    assert line.startswith("shardio: error: the C compiler, false, did not build shardio.kernels._pixels: install gcc")
     assert "apt install gcc python3-dev" in line
