@@ -6,12 +6,7 @@ One pass over the sources makes all arrays and the pixels.
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +19,6 @@ from shardio.conversion.records import ArrayPart
 from shardio.conversion.sources.collection import DatasetItem, Source
 from shardio.errors import DecodeError
 from shardio.sets.rows import RowsFile, crc32s_of
-
-# Items that a thread takes at a time, at most. Handing each over by itself would cost the GIL and a switch of threads;
-# with many, threads would stand idle at the end of a shard, and a refused image or a Ctrl-C be noticed late.
-_PER_HANDOVER = 4
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class PartWriter:
@@ -60,36 +48,6 @@ class PartWriter:
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.discard()
-
-
-def map_ahead(
-    function: Callable[[T], R], blocks: Iterable[Sequence[T]], threads: int, ahead: int
-) -> Generator[Iterator[R], None, None]:
-    """Yields one iterator per block, over the results of `function` for the block's items, in order.
-
-    Threads work on at least `ahead` items beyond the block that the caller iterates over. With one thread, no thread is
-    started: each result is computed when the caller asks for it. Close the generator after use.
-    """
-
-    def work(items: Sequence[T]) -> list[R]:
-        return [function(item) for item in items]
-
-    with contextlib.ExitStack() as stack:
-        run: Callable[[Callable[[Sequence[T]], list[R]], Sequence[Sequence[T]]], Iterator[list[R]]] = map
-        most = 1
-        if threads > 1:
-            pool = ThreadPoolExecutor(threads, "shardio-images")
-            stack.callback(pool.shutdown, cancel_futures=True)
-            run, most = pool.map, _PER_HANDOVER
-        under_way: deque[tuple[int, Iterator[R]]] = deque()
-        for block in blocks:
-            step = max(1, min(most, len(block) // threads))
-            handovers = [block[i : i + step] for i in range(0, len(block), step)]
-            under_way.append((len(block), chain.from_iterable(run(work, handovers))))
-            if threads == 1 or sum(count for count, _ in islice(under_way, 1, None)) >= ahead:
-                yield under_way.popleft()[1]
-        for _, results in under_way:
-            yield results
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

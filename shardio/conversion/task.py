@@ -10,15 +10,16 @@ import contextlib
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.array_files import PartWriter, make_values, map_ahead
+from shardio.conversion.array_files import PartWriter, make_values
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
@@ -41,6 +42,9 @@ from shardio.sets.levels import sum_levels
 # values of their arrays are large.
 _AHEAD_PER_THREAD = 8
 _LEAST_AHEAD_PER_THREAD = 2
+# Items that a thread takes at a time, at most. Handing each over by itself would cost the GIL and a switch of threads;
+# with many, threads would stand idle at the end of a shard, and a refused image or a Ctrl-C be noticed late.
+_PER_HANDOVER = 4
 # Values of arrays held in memory for a block of samples, or those of one sample.
 _VALUES_NBYTES = 8 << 20
 
@@ -87,23 +91,38 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Prepared
 def _prepare_blocks(
     task: ShardTask, shard: ShardFileWriter | None, threads: int
 ) -> Generator[tuple[NDArray[np.uint8], Iterator[PreparedSample | Reject]], None, None]:
-    """Yields (block of pixels, iterator of its samples and rejects) for the whole shard. Result i belongs to row i."""
-    taken: deque[NDArray[np.uint8]] = deque()
+    """Yields (block of pixels, iterator of its samples and rejects) for the whole shard. Result i belongs to row i.
+
+    Threads work ahead of the block that the caller iterates over. With one thread, no thread is started: each result is
+    computed when the caller asks for it. Close the generator after use.
+    """
     # Where arrays are larger than the pixels, a block is not filled.
     most = max(1, _VALUES_NBYTES // max(1, sum(spec.row.nbytes for spec in task.arrays)))
+    ahead = min(_AHEAD_PER_THREAD, max(most // threads, _LEAST_AHEAD_PER_THREAD)) * threads
 
-    def blocks() -> Iterator[list[tuple[Source, NDArray[np.uint8]]]]:
+    def work(items: Sequence[tuple[Source, NDArray[np.uint8]]]) -> list[PreparedSample | Reject]:
+        return [prepare(task, item) for item in items]
+
+    with contextlib.ExitStack() as stack:
+        run: Callable[..., Iterator[list[PreparedSample | Reject]]] = map
+        if threads > 1:
+            pool = ThreadPoolExecutor(threads, "shardio-images")
+            stack.callback(pool.shutdown, cancel_futures=True)
+            run = pool.map
+        under_way: deque[tuple[NDArray[np.uint8], int, Iterator[PreparedSample | Reject]]] = deque()
         first = 0
         while first < len(task.sources):
             block = np.empty((most, 0), np.uint8) if shard is None else shard.take_block()
-            taken.append(block)
-            yield list(zip(task.sources[first : first + most], block, strict=False))
-            first += min(most, len(block))
-
-    ahead = min(_AHEAD_PER_THREAD, max(most // threads, _LEAST_AHEAD_PER_THREAD)) * threads
-    with contextlib.closing(map_ahead(partial(prepare, task), blocks(), threads, ahead)) as results:
-        for prepared in results:
-            yield taken.popleft(), prepared
+            items = list(zip(task.sources[first : first + most], block, strict=False))
+            first += len(items)
+            step = max(1, min(_PER_HANDOVER if threads > 1 else 1, len(items) // threads))
+            handovers = [items[i : i + step] for i in range(0, len(items), step)]
+            under_way.append((block, len(items), chain.from_iterable(run(work, handovers))))
+            if threads == 1 or sum(count for _, count, _ in islice(under_way, 1, None)) >= ahead:
+                block, _, results = under_way.popleft()
+                yield block, results
+        for block, _, results in under_way:
+            yield block, results
 
 
 # --- the task ---------------------------------------------------------------------------------------------------------
