@@ -6,6 +6,8 @@ One pass over the sources makes all arrays and the pixels.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,21 +20,20 @@ from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ArrayPart
 from shardio.conversion.sources.collection import DatasetItem, Source
 from shardio.errors import DecodeError
+from shardio.format.entries import ArrayShard
 from shardio.sets.rows import RowsFile, crc32s_of
 
 
 class PartWriter:
-    """Writes the values of one array for the samples of a shard. Without `finish`, the `with` block discards them."""
+    """Writes the values of one array for the samples of a shard. Without `finish`, they are discarded by `stack`."""
 
-    def __init__(self, task: ShardTask, spec: ArraySpec, num_rows: int) -> None:
+    def __init__(self, task: ShardTask, spec: ArraySpec, num_rows: int, stack: contextlib.ExitStack) -> None:
         self._task = task
         self._numbers: list[NDArray[Any]] = []
         self._file: RowsFile | None = None
         if not spec.row.is_small:
             self._file = RowsFile(task.out / task.array_name(spec), spec.row, num_rows)
-
-    def __enter__(self) -> PartWriter:
-        return self
+            stack.enter_context(self._file)
 
     def append(self, values: NDArray[Any]) -> None:
         if self._file is not None:
@@ -40,14 +41,12 @@ class PartWriter:
         self._numbers.append(values if self._file is None else crc32s_of(values))
 
     def finish(self) -> ArrayPart:
-        entry = None if self._file is None else self._file.complete()
-        if self._file is not None and entry is not None and self._task.publishes(entry):
-            self._file.commit()
-        return ArrayPart(entry, np.concatenate(self._numbers))
-
-    def __exit__(self, *_: object) -> None:
+        entry = None
         if self._file is not None:
-            self._file.discard()
+            entry = ArrayShard(*self._file.seal(), self._file.row)
+            if self._task.publishes(entry):
+                self._file.commit()
+        return ArrayPart(entry, np.concatenate(self._numbers))
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -62,17 +61,16 @@ def make_values(
     ValueError if an item of a dataset does not match the declaration of an array.
     """
     values = {}
+    given = found.arrays if isinstance(found, DatasetItem) else {}
     for spec in task.arrays:
         if spec.source == "label":
             values[spec.name] = np.array(source.label, spec.dtype).reshape(spec.row.shape)
         elif decoded is None or task.fit is None:
-            assert isinstance(found, DatasetItem)
-            values[spec.name] = found.arrays[spec.name]
+            values[spec.name] = given[spec.name]
         elif spec.kind == "mask":
-            values[spec.name] = task.fit.apply_nearest(_mask(task, spec, source, found, decoded))
+            values[spec.name] = task.fit.apply_nearest(_mask(task, spec, source, given, decoded))
         else:
-            assert isinstance(found, DatasetItem)
-            values[spec.name] = spec.check(found.arrays[spec.name], _where(source))
+            values[spec.name] = spec.check(given[spec.name], _where(source))
     return values
 
 
@@ -82,7 +80,7 @@ def _where(source: Source) -> str:
 
 
 def _mask(
-    task: ShardTask, spec: ArraySpec, source: Source, found: bytes | DatasetItem, decoded: DecodedImage
+    task: ShardTask, spec: ArraySpec, source: Source, given: Mapping[str, NDArray[Any]], decoded: DecodedImage
 ) -> NDArray[Any]:
     """Returns the source's mask, rotated like the source's picture, but not cropped or resized yet."""
     orientation, source_size = decoded.orientation, decoded.source_size
@@ -102,9 +100,8 @@ def _mask(
         except DecodeError as error:
             raise DecodeError(error.reason, f"mask: {error.detail}") from None
         return mask.astype(spec.dtype)
-    assert isinstance(found, DatasetItem)
     where = _where(source)
-    mask = turn(spec.check_dtype(found.arrays[spec.name], where), orientation)
+    mask = turn(spec.check_dtype(given[spec.name], where), orientation)
     if mask.shape[:2] != source_size or mask.shape[2:] != spec.row.shape[2:]:
         expected = (*source_size, *spec.row.shape[2:])
         raise ValueError(

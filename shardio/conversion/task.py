@@ -183,7 +183,7 @@ def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
     level_sums = np.zeros((4, shape[2] if shape else 0), np.int64)
     with contextlib.ExitStack() as stack:
         shard = stack.enter_context(ShardFileWriter(task.out / task.name, shape, count)) if shape else None
-        writers = {spec.name: stack.enter_context(PartWriter(task, spec, count)) for spec in task.arrays}
+        writers = {spec.name: PartWriter(task, spec, count, stack) for spec in task.arrays}
         check_unpublished(task)
         rows = IndexRows() if shard is None else shard.rows
         # Closed here and not when the garbage collector comes by: it may have threads.

@@ -130,7 +130,7 @@ class ArrayWriter:
         file, self._file = self._file, None
         if file is not None:
             with file:
-                self._shards.append(file.complete())
+                self._shards.append(ArrayShard(*file.seal(), self._row))
                 file.commit()
 
     def finish(self) -> ArrayEntry:
@@ -173,29 +173,33 @@ class RowsFile(AtomicFile):
     def __init__(self, path: Path | FileAt, row: RowType, expected: int) -> None:
         super().__init__(path)
         self.num_rows = 0
-        self._row = row
-        self._expected = expected
+        self.row = row
+        self.expected = expected
         header = row.file_header(expected)
-        self._sha256 = hashlib.sha256(header)
+        self.sha256 = hashlib.sha256(header)
         try:
-            with naming(path):
-                write_all(self.descriptor, header)
-        except OSError:
+            self._start(header)
+        except BaseException:
             self.discard()
             raise
 
+    def _start(self, header: bytes) -> None:
+        with naming(self.path):
+            write_all(self.descriptor, header)
+
     def write(self, rows: NDArray[np.uint8]) -> None:
-        self._sha256.update(rows.data)
+        self.sha256.update(rows.data)
         with naming(self.path):
             write_all(self.descriptor, rows.data)
         self.num_rows += len(rows)
 
-    def complete(self) -> ArrayShard:
-        """Completes the file's content. Returns the file's entry for the manifest. After this, only call `commit`."""
-        nbytes, sha256 = self._row.file_nbytes(self.num_rows), self._sha256.hexdigest()
-        if self.num_rows != self._expected:
+    def seal(self) -> tuple[str, int, str, int]:
+        """Completes the file's content. Returns its name, size, sha256 and number of rows. Only `commit` may follow."""
+        nbytes, sha256 = self.row.file_nbytes(self.num_rows), self.sha256.hexdigest()
+        if self.num_rows != self.expected:
             with naming(self.path):
                 os.lseek(self.descriptor, 0, os.SEEK_SET)
-                write_all(self.descriptor, self._row.file_header(self.num_rows))
+                write_all(self.descriptor, self.row.file_header(self.num_rows))
+                os.ftruncate(self.descriptor, nbytes)  # space may be reserved for more
                 sha256 = pour(lambda offset, buffer: os.preadv(self.descriptor, [buffer], offset), nbytes)
-        return ArrayShard(self.path.name, nbytes, sha256, self.num_rows, self._row)
+        return self.path.name, nbytes, sha256, self.num_rows

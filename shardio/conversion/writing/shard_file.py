@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import math
 import os
 from collections import deque
@@ -32,14 +31,14 @@ from shardio.format.layout import (
     check_sample_shape,
     crc32,
     index_dtype,
+    pixels_row,
     sample_nbytes,
-    shard_header,
-    shard_nbytes,
 )
-from shardio.system.files import AtomicFile, reserve, write_all
+from shardio.sets.rows import RowsFile
+from shardio.system.files import reserve
 from shardio.system.machine import filesystem_kind, is_network
 from shardio.system.opening import naming
-from shardio.system.pour import ALIGNMENT, BackgroundSync, aligned_empty, pour, set_direct
+from shardio.system.pour import ALIGNMENT, BackgroundSync, aligned_empty, set_direct
 
 # Large enough for any disk to stream, small enough that dozens of writers fit in memory.
 BLOCK_NBYTES = 8 << 20
@@ -82,7 +81,7 @@ class IndexRows:
         return rows
 
 
-class ShardFileWriter:
+class ShardFileWriter(RowsFile):
     """Writes one shard under a temporary name. `finish` publishes the shard; without it, the `with` block discards it.
 
     `reserve_samples` is the expected number of samples: the disk allocates space for them at once. A different number
@@ -96,36 +95,26 @@ class ShardFileWriter:
     """
 
     def __init__(self, path: Path, sample_shape: SampleShape, reserve_samples: int = 0) -> None:
-        self.path = path
         self.sample_shape = check_sample_shape(sample_shape)
         self.rows = IndexRows()
-        self._reserve_samples = reserve_samples
         self._block: NDArray[np.uint8] | None = None  # of `append`
         self._filled = 0
         self._writing: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
         self._write_thread = ThreadPoolExecutor(1, "shardio-write")
         self._sync = BackgroundSync("shardio-sync")
         self._direct = False
-        header = shard_header(reserve_samples, sample_shape)
-        # Correct if all expected samples come, which is the usual case.
-        self._sha256 = hashlib.sha256(header)
-        self._file = AtomicFile(path)
-        try:
-            self._begin(header)
-        except BaseException:
-            self._file.discard()
-            raise
+        super().__init__(path, pixels_row(self.sample_shape), reserve_samples)
 
-    def _begin(self, header: bytes) -> None:
-        descriptor, nbytes = self._file.descriptor, shard_nbytes(self._reserve_samples, self.sample_shape)
-        with naming(self.path):
-            if self._reserve_samples:
-                reserve(descriptor, nbytes)
-            write_all(descriptor, header)
+    def _start(self, header: bytes) -> None:
+        nbytes = self.row.file_nbytes(self.expected)
+        if self.expected:
+            with naming(self.path):
+                reserve(self.descriptor, nbytes)
+        super()._start(header)
         # The clients of network filesystems pipeline writes from the page cache.
         if nbytes >= _DIRECT_NBYTES and not is_network(filesystem_kind(self.path.parent)):
             with contextlib.suppress(OSError):  # a filesystem that cannot
-                set_direct(descriptor)
+                set_direct(self.descriptor)
                 self._direct = True
 
     def __enter__(self) -> ShardFileWriter:
@@ -174,7 +163,7 @@ class ShardFileWriter:
         """
         runs = [block[rows[0] : rows[-1] + 1] for rows in _stretches(kept) if len(rows)]
         for run in runs:
-            self._sha256.update(run.data)
+            self.sha256.update(run.data)
         self._writing.append((self._write_thread.submit(self._write, runs), block))
 
     def _write(self, runs: Sequence[NDArray[np.uint8]]) -> None:
@@ -187,7 +176,7 @@ class ShardFileWriter:
                 view = run.data.cast("B")
                 while view:
                     try:
-                        written = os.write(self._file.descriptor, view)
+                        written = os.write(self.descriptor, view)
                     except OSError as error:
                         if not self._direct or error.errno != errno.EINVAL:
                             raise
@@ -195,11 +184,11 @@ class ShardFileWriter:
                         continue
                     view = view[written:]
                     unsynced_nbytes += 0 if self._direct else written
-            self._sync.wrote(unsynced_nbytes, partial(os.fdatasync, self._file.descriptor))
+            self._sync.wrote(unsynced_nbytes, partial(os.fdatasync, self.descriptor))
 
     def _use_page_cache(self) -> None:
         with contextlib.suppress(OSError):  # a filesystem that cannot pass it
-            set_direct(self._file.descriptor, False)
+            set_direct(self.descriptor, False)
         self._direct = False
 
     def _oldest_written(self) -> NDArray[np.uint8]:
@@ -219,35 +208,24 @@ class ShardFileWriter:
 
         No more samples can be appended. Raises ValueError if the shard has no sample.
         """
-        num_samples = len(self.rows)
-        if not num_samples:
+        self.num_rows = len(self.rows)
+        if not self.num_rows:
             raise ValueError(f"{self.path}: a shard needs at least one sample")
         self._flush()
         while self._writing:
             self._oldest_written()
-        nbytes = shard_nbytes(num_samples, self.sample_shape)
-        sha256 = self._sha256.hexdigest()
         with naming(self.path):
             self._sync.finish()
-            if num_samples != self._reserve_samples:
-                descriptor = self._file.descriptor
-                self._use_page_cache()
-                os.lseek(descriptor, 0, os.SEEK_SET)
-                write_all(descriptor, shard_header(num_samples, self.sample_shape))
-                os.ftruncate(descriptor, nbytes)
-                sha256 = pour(lambda offset, buffer: os.preadv(descriptor, [buffer], offset), nbytes)
-        return ShardEntry(self.path.name, nbytes, sha256, num_samples)
-
-    def commit(self) -> None:
-        """Flushes the completed shard to disk, and renames it to its final name."""
-        self._file.commit()
+        if self.num_rows != self.expected:
+            self._use_page_cache()
+        return ShardEntry(*self.seal())
 
     def __exit__(self, *_: object) -> None:
         try:
             self._write_thread.shutdown(cancel_futures=True)  # before the descriptor is closed
             self._sync.close()
         finally:
-            self._file.discard()
+            self.discard()
 
 
 def samples_per_shard(shard_nbytes: int, sample_nbytes: int) -> int:
