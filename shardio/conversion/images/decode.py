@@ -23,6 +23,7 @@ from shardio.conversion.images.headers import (
     COLOR,
     GRAY,
     MAX_SCANS,
+    ORIENTATION,
     PALETTE,
     UPRIGHT,
     check_pixels,
@@ -208,7 +209,7 @@ def decode_leniently(data: bytes, side: int) -> NDArray[np.uint8] | None:
 def _decode_bytes(data: bytes, options: DecodeOptions, least_size: LeastSize | None) -> DecodedImage:
     orientation = UPRIGHT  # of a TIFF, Pillow itself applies the orientation
     if options.exif_rotate:
-        orientation = open_avif(data).getexif().get(_ORIENTATION, UPRIGHT) if is_avif(data) else read_orientation(data)
+        orientation = open_avif(data).getexif().get(ORIENTATION, UPRIGHT) if is_avif(data) else read_orientation(data)
     if is_jpeg(data):
         # The last pixels of a reduced picture may stand for fewer rows than others: a turn must not make them first.
         decoded = _decode_jpeg(data, least_size if orientation == UPRIGHT else None)
@@ -363,7 +364,6 @@ def _strip_to_rgb(strip: Image.Image, background: Color) -> NDArray[np.uint8]:
     return np.asarray(strip.convert("RGB"))
 
 
-_ORIENTATION = 0x0112
 # Orientations that show the stored rows as columns; rows in reverse order; columns in reverse order.
 _SIDES_SWAPPED = frozenset({5, 6, 7, 8})
 _ROWS_REVERSED = frozenset({3, 4, 7, 8})

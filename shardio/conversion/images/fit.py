@@ -136,10 +136,11 @@ class Fit:
             sample[:] = resized[top : top + self.size[0], left : left + self.size[1]]
             return sample
         # The last rows and columns of a reduced picture may belong to it in part.
-        extent = (height / reduction, width / reduction)
-        factors = None if extent == pixels.shape[:2] else _factors(placement.resized, extent)
+        sides, extent = pixels.shape[:2], (height / reduction, width / reduction)
+        factors = None
+        if extent != sides:  # slightly more than the quotients, as torch rounds side times factor down to the new side
+            factors = [new / old * (1 + 2**-40) for new, old in zip(placement.resized, extent, strict=True)]
         if not self.needs_torch:
-            sides = pixels.shape[:2]
             scales = [side / new for side, new in zip(sides, placement.resized, strict=True)]
             if factors is not None:
                 scales = [1 / factor for factor in factors]
@@ -208,23 +209,15 @@ def _nearest(target: int, start: int, resized: int, side: int) -> NDArray[np.int
     return (2 * (np.arange(target, dtype=np.int64) + start) + 1) * side // (2 * resized)
 
 
-def _factors(size: tuple[int, int], extent: tuple[float, float]) -> tuple[float, float]:
-    """Returns the scale factors (rows, columns) that torch needs to resize from `extent` to `size`.
-
-    torch rounds side times factor down to the new side, so the factors are slightly larger than the exact quotients.
-    """
-    return size[0] / extent[0] * (1 + 2**-40), size[1] / extent[1] * (1 + 2**-40)
-
-
 def resize_pixels(
     pixels: NDArray[np.uint8],
     size: tuple[int, int],
     resample: Resample,
-    factors: tuple[float, float] | None = None,
+    factors: list[float] | None = None,
 ) -> NDArray[np.uint8]:
     """Returns pixels, uint8 (height, width, channels), resized by torch to `size`, a (height, width).
 
-    `factors` are the scale factors from `_factors`; by default they are the quotients of the sizes.
+    `factors` are the scale factors of rows and columns; by default they are the quotients of the sizes.
     """
     if pixels.shape[:2] == size:
         return pixels
@@ -233,9 +226,7 @@ def resize_pixels(
     # Batch first, then permute: this way round torch sees channels_last and takes its fast kernel, which also writes
     # channels_last. The other way round costs twice the time.
     batch = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)
-    if factors is None:
-        resized = torch.nn.functional.interpolate(batch, size=size, mode=resample, antialias=True)
-    else:
-        resized = torch.nn.functional.interpolate(batch, scale_factor=list(factors), mode=resample, antialias=True)
+    target: Any = {"size": size} if factors is None else {"scale_factor": factors}
+    resized = torch.nn.functional.interpolate(batch, mode=resample, antialias=True, **target)
     result: NDArray[np.uint8] = resized[0].permute(1, 2, 0).numpy()
     return result
