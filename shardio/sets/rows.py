@@ -7,17 +7,15 @@ import hashlib
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, IndexEntry, OrderEntry
+from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, IndexEntry, OrderEntry, RowsEntry
 from shardio.format.layout import (
-    CRC32_ROW,
     HEADER_NBYTES,
     MAX_COUNT,
-    ORDER_ROW,
     ArrayKind,
     RowType,
     array_crc32_name,
@@ -31,6 +29,8 @@ from shardio.format.layout import (
 from shardio.system.files import AtomicFile, write_all, write_atomic
 from shardio.system.opening import FileAt, FolderHandle, at, naming
 from shardio.system.pour import pour
+
+Entry = TypeVar("Entry", bound=RowsEntry)
 
 
 def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
@@ -49,19 +49,18 @@ def write_index(folder: Path | FolderHandle, split: str, rows: NDArray[np.void])
 
 def write_order(folder: Path | FolderHandle, split: str, number: int, rows: NDArray[np.int64]) -> OrderEntry:
     """Writes order `number` of a split: `rows`, the stored row of each sample. Returns its entry for the manifest."""
-    name = order_name(split, number)
-    return OrderEntry(name, *_write_numbers(folder / name, ORDER_ROW, rows))
+    return _write_numbers(OrderEntry, folder / order_name(split, number), rows)
 
 
 def write_crc32s(folder: Path | FolderHandle, split: str, array: str, crc32s: NDArray[np.uint32]) -> Crc32Entry:
     """Writes the checksums of an array's stored rows. Returns the file's entry for the manifest."""
-    name = array_crc32_name(split, array)
-    return Crc32Entry(name, *_write_numbers(folder / name, CRC32_ROW, crc32s))
+    return _write_numbers(Crc32Entry, folder / array_crc32_name(split, array), crc32s)
 
 
-def _write_numbers(path: Path | FileAt, row: RowType, numbers: NDArray[Any]) -> tuple[int, str]:
-    content = np.ascontiguousarray(numbers, row.dtype)
-    return _write(path, row.file_header(len(content)), content.view(np.uint8).data)
+def _write_numbers(kind: type[Entry], path: Path | FileAt, numbers: NDArray[Any]) -> Entry:
+    content = np.ascontiguousarray(numbers, kind.row.dtype)
+    header = kind.row.file_header(len(content))
+    return kind(path.name, *_write(path, header, content.view(np.uint8).data))
 
 
 def _write(path: Path | FileAt, header: bytes, body: memoryview) -> tuple[int, str]:

@@ -87,10 +87,6 @@ class ShardFileWriter(RowsFile):
     `reserve_samples` is the expected number of samples: the disk allocates space for them at once. A different number
     of samples works too, but the file is then read once more for its checksum. Not thread safe.
 
-        with ShardFileWriter(path, (256, 256, 3), reserve_samples=1000) as shard:
-            shard.append(pixels, label=3, key=b"n01440764/x.JPEG", source_size=(375, 500))
-            entry = shard.finish()
-
     `append` copies the pixels. `take_block` and `write_block` avoid the copy for a caller that makes samples in place.
     """
 
