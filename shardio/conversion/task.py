@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.array_files import PartWriter, make_values
-from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import (
@@ -79,7 +78,7 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Prepared
                 assert isinstance(found, DatasetItem)
                 return PreparedSample(source.key, found.label, (0, 0), 0, "", make_values(task, source, found, None))
             image, label = (found.image, found.label) if isinstance(found, DatasetItem) else (found, source.indexed)
-            decoded = decode_image(image, fit.decode, least_size=fit.least_size if fit.quality == "fast" else None)
+            decoded = fit.decode(image)
             fit.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
             arrays = make_values(task, source, found, decoded)
         except DecodeError as error:
