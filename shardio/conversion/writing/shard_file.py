@@ -52,33 +52,20 @@ _DIRECT_NBYTES = 64 << 20
 class IndexRows:
     """The index rows of the samples written so far, in order."""
 
-    labels: list[int | None] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
-    source_widths: list[int] = field(default_factory=list)
-    source_heights: list[int] = field(default_factory=list)
-    crc32s: list[int] = field(default_factory=list)
+    values: list[tuple[int | None, bytes, int, int, int]] = field(default_factory=list)
+    """The label, the key, the width and height of the source, and the crc32 of each sample."""
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.values)
 
     def append(self, *, label: int | None, key: bytes, source_size: tuple[int, int], crc32: int) -> None:
         """Appends a row. `label` is None if labels are not integers, or missing; `source_size` is (height, width)."""
-        self.labels.append(label)
-        self.keys.append(key)
-        self.source_heights.append(source_size[0])
-        self.source_widths.append(source_size[1])
-        self.crc32s.append(crc32)
+        self.values.append((label, key, source_size[1], source_size[0], crc32))
 
     def to_array(self, key_nbytes: int, *, has_label: bool) -> NDArray[np.void]:
         """Returns the rows as an array of `index_dtype(key_nbytes, has_label=has_label)`."""
-        rows = np.zeros(len(self), index_dtype(key_nbytes, has_label=has_label))
-        if has_label:
-            rows["label"] = self.labels
-        rows["key"] = self.keys
-        rows["source_width"] = self.source_widths
-        rows["source_height"] = self.source_heights
-        rows["crc32"] = self.crc32s
-        return rows
+        dtype = index_dtype(key_nbytes, has_label=has_label)
+        return np.array([row if has_label else row[1:] for row in self.values], dtype)
 
 
 class ShardFileWriter(RowsFile):
