@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,6 +82,7 @@ def crc32s_of(values: NDArray[Any]) -> NDArray[np.uint32]:
     return np.fromiter(map(crc32, _as_bytes(values)), np.uint32, len(values))
 
 
+@dataclass(eq=False)
 class ArrayWriter:
     """Writes the values of an array for the samples of a split, in order, to files of at most `shard_nbytes` bytes.
 
@@ -88,16 +90,16 @@ class ArrayWriter:
     without `finish` removes the files. Not thread safe.
     """
 
-    def __init__(
-        self, folder: Path | FolderHandle, split: str, name: str, kind: ArrayKind, row: RowType, shard_nbytes: int
-    ) -> None:
-        self._folder = folder
-        self._split = split
-        self._name = name
-        self._kind: ArrayKind = kind
-        self._row = row
-        self._dtype = np.dtype(row.dtype)
-        self._most = MAX_COUNT if row.is_small else max(1, (shard_nbytes - HEADER_NBYTES) // row.nbytes)
+    folder: Path | FolderHandle
+    split: str
+    name: str
+    kind: ArrayKind
+    row: RowType
+    shard_nbytes: int
+
+    def __post_init__(self) -> None:
+        nbytes = self.shard_nbytes - HEADER_NBYTES
+        self._most = MAX_COUNT if self.row.is_small else max(1, nbytes // self.row.nbytes)
         self._file: RowsFile | None = None
         self._shards: list[ArrayShard] = []
         self._crc32s: list[int] = []
@@ -108,17 +110,18 @@ class ArrayWriter:
 
         Raises ValueError if their shape or dtype differs.
         """
-        if values.dtype != self._dtype or values.shape[1:] != self._row.shape:
+        dtype = np.dtype(self.row.dtype)
+        if values.dtype != dtype or values.shape[1:] != self.row.shape:
             raise ValueError(
-                f"array {self._name!r}: expected values of {self._dtype}, shape {self._row.shape}, found values of "
+                f"array {self.name!r}: expected values of {dtype}, shape {self.row.shape}, found values of "
                 f"{values.dtype}, shape {values.shape[1:]}"
             )
         rows = _as_bytes(values)
         self._crc32s += map(crc32, rows)
         while len(rows):
             if self._file is None:
-                name = array_shard_name(self._split, self._name, None if self._row.is_small else len(self._shards))
-                self._file = RowsFile(self._folder / name, self._row, self._most)
+                name = array_shard_name(self.split, self.name, None if self.row.is_small else len(self._shards))
+                self._file = RowsFile(self.folder / name, self.row, self._most)
             some = rows[: self._most - self._file.num_rows]
             self._file.write(some)
             rows = rows[len(some) :]
@@ -129,7 +132,7 @@ class ArrayWriter:
         file, self._file = self._file, None
         if file is not None:
             with file:
-                self._shards.append(ArrayShard(*file.seal(), self._row))
+                self._shards.append(ArrayShard(*file.seal(), self.row))
                 file.commit()
 
     def finish(self) -> ArrayEntry:
@@ -139,10 +142,10 @@ class ArrayWriter:
         """
         self._finish_file()
         if not self._shards:
-            raise ValueError(f"array {self._name!r}: expected at least one value, found none")
-        entry = write_crc32s(self._folder, self._split, self._name, np.array(self._crc32s, np.uint32))
+            raise ValueError(f"array {self.name!r}: expected at least one value, found none")
+        entry = write_crc32s(self.folder, self.split, self.name, np.array(self._crc32s, np.uint32))
         self._finished = True
-        return ArrayEntry(self._kind, self._row, tuple(self._shards), entry)
+        return ArrayEntry(self.kind, self.row, tuple(self._shards), entry)
 
     def __enter__(self) -> ArrayWriter:
         return self
@@ -156,9 +159,9 @@ class ArrayWriter:
         if self._file is not None:
             self._file.discard()
         numbers = (None, *range(len(self._shards) + 1))  # the last may have been published by a call that then failed
-        shards = (array_shard_name(self._split, self._name, number) for number in numbers)
-        for file in (*shards, array_crc32_name(self._split, self._name)):
-            name, folder = at(self._folder / file)
+        shards = (array_shard_name(self.split, self.name, number) for number in numbers)
+        for file in (*shards, array_crc32_name(self.split, self.name)):
+            name, folder = at(self.folder / file)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
 
