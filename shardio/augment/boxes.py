@@ -6,7 +6,7 @@ Random boxes match torchvision's RandomResizedCrop, which takes one image at a t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shardio.kernels.rowcopy import Rectangles
 from shardio.order.rng import make_keys, random_bits, uniform
 
 # torchvision draws so often before it gives up and takes the center.
@@ -133,30 +134,10 @@ def loader_batch(count: int) -> LoaderBatch | None:
     return found if found is not None and count <= len(found.draws.counters) else None
 
 
-@dataclass(frozen=True)
-class Boxes:
-    """A box for each image of a batch, in pixels of the image: four float64 arrays (B,)."""
+class Boxes(Rectangles[np.float64]):
+    """A box for each image of a batch, in pixels of the image, float64."""
 
-    tops: NDArray[np.float64]
-    lefts: NDArray[np.float64]
-    heights: NDArray[np.float64]
-    widths: NDArray[np.float64]
-
-    @classmethod
-    def whole(cls, count: int, height: int, width: int) -> Boxes:
-        """Returns boxes that cover `count` whole images of `height` and `width` pixels."""
-        return cls(*(np.full(count, float(value)) for value in (0, 0, height, width)))
-
-    @classmethod
-    def picked(cls, several: Sequence[Boxes], numbers: NDArray[np.int64]) -> Boxes:
-        """Returns Boxes that take the box of image i from `several[numbers[i]]`. `numbers` is int64 (B,)."""
-        columns = np.arange(len(numbers))
-        sides = np.stack([[b.tops, b.lefts, b.heights, b.widths] for b in several])
-        return cls(*sides.transpose(1, 0, 2)[:, numbers, columns])
-
-    def __getitem__(self, some: slice) -> Boxes:
-        """Returns the boxes of some of the images."""
-        return Boxes(self.tops[some], self.lefts[some], self.heights[some], self.widths[some])
+    dtype = np.float64
 
     def inside_of(self, outer: Boxes, sizes: NDArray[np.int64]) -> Boxes:
         """Returns `self`, boxes in pixels of cropped and resized images, as boxes in pixels of the stored images.

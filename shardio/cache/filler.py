@@ -13,6 +13,7 @@ import fcntl
 import functools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -43,6 +44,7 @@ _REQUESTS = 1, 8 << 20
 _SHARED_REQUESTS = 4, 512 << 10
 
 
+@dataclass(eq=False)
 class CopyFiller:
     """Completes the copy of the set in `storage`, in the folder of `lease`, when `run` is called.
 
@@ -52,44 +54,34 @@ class CopyFiller:
     other parameters are as for `stage`; `meeting` is its `together`.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        manifest: Manifest,
-        lease: Lease,
-        *,
-        order: Sequence[FileEntry] = (),
-        workers: int = 4,
-        verify: bool = False,
-        stop: Flag | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
-        on_wait: Callable[[int | None], None] | None = None,
-        on_fill: Callable[[], None] | None = None,
-        meeting: Meeting | None = None,
-        on_message: Callable[[str], object] = lambda text: None,
-    ) -> None:
-        tables = chain.from_iterable(split.tables for split in manifest.splits.values())
-        self.files = tuple(dict.fromkeys((*tables, *order, *manifest.files)))
+    storage: Storage
+    manifest: Manifest
+    lease: Lease
+    _: KW_ONLY
+    order: Sequence[FileEntry] = ()
+    workers: int = 4
+    verify: bool = False
+    stop: Flag = field(default_factory=Flag)
+    on_progress: Callable[[int, int], None] | None = None
+    on_wait: Callable[[int | None], None] | None = None
+    on_fill: Callable[[], None] | None = None
+    meeting: Meeting | None = None
+    on_message: Callable[[str], object] = lambda text: None
+    evicted: list[CachedCopy] = field(default_factory=list, init=False)
+    """The copies that were evicted to make room."""
+    linked: list[FileEntry] = field(default_factory=list, init=False)
+    """The files that were linked from other copies."""
+
+    def __post_init__(self) -> None:
+        tables = chain.from_iterable(split.tables for split in self.manifest.splits.values())
+        self.files = tuple(dict.fromkeys((*tables, *self.order, *self.manifest.files)))
         """All files of the set except the manifest, in the order in which they are copied."""
-        self.evicted: list[CachedCopy] = []
-        """The copies that were evicted to make room."""
-        self.linked: list[FileEntry] = []
-        """The files that were linked from other copies."""
-        self._storage = storage
-        self._manifest = manifest
-        self._lease = lease
-        self._cache = Cache(lease.path.parent)
-        self._verify = verify
-        self._stop = stop or Flag()
-        self._copier = FileCopier(storage, workers, "shardio-stage", on_progress, stop=self._stop)
+        self._cache = Cache(self.lease.path.parent)
+        self._copier = FileCopier(self.storage, self.workers, "shardio-stage", self.on_progress, stop=self.stop)
         self.copied = self._copier.copied
         """The files that this filler has copied; whole and durable."""
-        self._on_wait = on_wait
-        self._meeting = meeting
-        if meeting is not None:
-            meeting.stop = self._stop
-        self._on_message = on_message
-        self._on_fill = on_fill
+        if self.meeting is not None:
+            self.meeting.stop = self.stop
         self._sound: SoundFiles = {}
 
     def run(self) -> bool:
@@ -103,38 +95,38 @@ class CopyFiller:
             self._decline()  # or the others would wait for this rank
 
     def _decline(self) -> None:
-        meeting, self._meeting = self._meeting, None
-        if meeting is not None and not self._stop.is_set():
+        meeting, self.meeting = self.meeting, None
+        if meeting is not None and not self.stop.is_set():
             with contextlib.suppress(GroupBrokenError):
                 meeting.form(fills=False)
 
     def _run(self) -> bool:
         self._cache.sweep()
-        source = self._storage.name if is_url(self._storage.name) else os.path.abspath(self._storage.name)
+        source = self.storage.name if is_url(self.storage.name) else os.path.abspath(self.storage.name)
         waiting = False
-        while not self._stop.is_set():
-            complete = not self._verify and self._lease.manifest() is not None and not self._missing(self._lease.path)
-            if complete and self._meeting is None:
+        while not self.stop.is_set():
+            complete = not self.verify and self.lease.manifest() is not None and not self._missing(self.lease.path)
+            if complete and self.meeting is None:
                 return True
-            filling = self._lease.try_filling(source)
+            filling = self.lease.try_filling(source)
             if filling is not None:
                 with filling:
-                    if self._on_fill is not None:
-                        self._on_fill()
-                    with self._with_room(self.files, lambda _: self._lease.open_folder()) as folder:
+                    if self.on_fill is not None:
+                        self.on_fill()
+                    with self._with_room(self.files, lambda _: self.lease.open_folder()) as folder:
                         try:
                             return self._fill(folder)
                         finally:
                             # An empty folder of a copy that was not begun would keep other users from making it.
                             with contextlib.suppress(OSError):
                                 folder.path.rmdir()
-            if self._meeting is not None:  # another process of this node fills, or takes part
+            if self.meeting is not None:  # another process of this node fills, or takes part
                 self._decline()
                 continue
-            if not waiting and self._on_wait is not None:
-                self._on_wait(self._lease.filler())
+            if not waiting and self.on_wait is not None:
+                self.on_wait(self.lease.filler())
             waiting = True
-            self._stop.wait(_POLL_SECONDS)
+            self.stop.wait(_POLL_SECONDS)
         return False
 
     def _missing(self, folder: Path | FolderHandle) -> list[FileEntry]:
@@ -142,7 +134,7 @@ class CopyFiller:
         missing = []
         for entry in self.files:
             try:
-                open_sound(folder / entry.file, entry, self._manifest.sample_shape, self._sound).close()
+                open_sound(folder / entry.file, entry, self.manifest.sample_shape, self._sound).close()
             except FormatError:
                 missing.append(entry)
         return missing
@@ -156,16 +148,16 @@ class CopyFiller:
         was_empty = not os.listdir(folder.fileno())
         todo = self._missing(folder)
         if todo:
-            self.linked = link_from_others(folder, todo, self._manifest.sample_shape)
+            self.linked = link_from_others(folder, todo, self.manifest.sample_shape)
             todo = [entry for entry in todo if entry not in self.linked]
-        if self._verify:
+        if self.verify:
             there = [entry for entry in self.files if entry not in todo]
             self._copier.total += sum(entry.nbytes for entry in there)
             todo += self._copier.find_damaged(folder, there)
-        if self._stop.is_set():
+        if self.stop.is_set():
             return False
         try:
-            self.evicted += self._cache.make_room(self._lease.digest, self._needed(todo, folder))
+            self.evicted += self._cache.make_room(self.lease.digest, self._needed(todo, folder))
         except SpaceError:
             if was_empty:  # evicting a copy that has only links would free nothing
                 with contextlib.suppress(OSError):
@@ -175,19 +167,19 @@ class CopyFiller:
             raise
         self._copier.total += sum(entry.nbytes for entry in todo)
         try:
-            if todo or self._meeting is not None:
+            if todo or self.meeting is not None:
                 self._with_room(todo, lambda left: self._copy(folder, left), folder)
-            if self._stop.is_set():
+            if self.stop.is_set():
                 return False
             remove_parts(folder)
             try:
-                read_manifest(folder / MANIFEST_NAME, self._lease.digest)
+                read_manifest(folder / MANIFEST_NAME, self.lease.digest)
             except FormatError:
-                commit_manifest(folder, self._manifest)
+                commit_manifest(folder, self.manifest)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise self._cache.no_room(self._lease.digest, self._needed(todo, folder), error.strerror) from error
+            raise self._cache.no_room(self.lease.digest, self._needed(todo, folder), error.strerror) from error
         if not folder.is_in_place():
             raise CacheError(
                 f"{folder}: another process moved or replaced this folder while shardio was filling it: remove what "
@@ -196,9 +188,9 @@ class CopyFiller:
         return True
 
     def _copy(self, folder: FolderHandle, todo: Sequence[FileEntry]) -> None:
-        partial = PartialCopy.begin(folder, self._manifest, todo)
+        partial = PartialCopy.begin(folder, self.manifest, todo)
         try:
-            if self._meeting is not None:
+            if self.meeting is not None:
                 self._copy_together(folder, partial)
             self._copier.each(lambda entry: self._complete(partial, entry), self._left(todo))
         finally:
@@ -215,7 +207,7 @@ class CopyFiller:
         found = ""
         for _ in range(2):  # damage on the way does not happen again
             self._fetch_missing(partial, entry)
-            if self._stop.is_set():
+            if self.stop.is_set():
                 return
             if (found := self._finish(partial, entry)) == entry.sha256:
                 return
@@ -233,7 +225,7 @@ class CopyFiller:
     def _fetch_missing(self, partial: PartialCopy, entry: FileEntry) -> None:
         """Fetches a file's MISSING blocks, then the COMING blocks that other processes do not complete in time."""
         blocks = partial.blocks[entry]
-        requests, nbytes = _REQUESTS if self._on_fill is None else _SHARED_REQUESTS
+        requests, nbytes = _REQUESTS if self.on_fill is None else _SHARED_REQUESTS
         step = max(1, nbytes // blocks.size)
         fetched = 0
 
@@ -246,7 +238,7 @@ class CopyFiller:
                 if self._copier.ends():
                     raise Stop
                 if state == MISSING or (waits and state == COMING):
-                    partial.fetch(entry, start, stop, self._storage.read_into, partial.write)
+                    partial.fetch(entry, start, stop, self.storage.read_into, partial.write)
                     self._copier.count(stop - start)
                     fetched += stop - start
 
@@ -270,34 +262,34 @@ class CopyFiller:
         def finish(entry: FileEntry) -> bool:
             return self._finish(partial, entry) == entry.sha256
 
-        meeting, self._meeting = self._meeting, None
+        meeting, self.meeting = self.meeting, None
         assert meeting is not None
         try:
             group = meeting.form(fills=True)
         except GroupBrokenError as error:
-            if not self._stop.is_set():
-                self._on_message(f"{error}: this node goes on alone")
+            if not self.stop.is_set():
+                self.on_message(f"{error}: this node goes on alone")
             return
-        while group is not None and not self._stop.is_set():
-            together = Together(group, self._storage, partial, folder, self.files, finish, self._copier.count)
+        while group is not None and not self.stop.is_set():
+            together = Together(group, self.storage, partial, folder, self.files, finish, self._copier.count)
             try:
                 together.run()
                 break
             except GroupBrokenError as error:
                 group.leave()
-                if self._stop.is_set():
+                if self.stop.is_set():
                     break
                 before = group.members
                 group = meeting.regroup(before)
                 ranks = {member.rank for member in group.members} if group else {meeting.rank}
                 gone = ", ".join(f"{member.name} (rank {member.rank})" for member in before if member.rank not in ranks)
-                self._on_message(
+                self.on_message(
                     f"{gone or 'a node'} no longer takes part ({error}): "
                     + (f"{len(group)} nodes go on together" if group else "this node goes on alone")
                 )
             except LeftBehindError:
                 group.leave()
-                self._on_message("this node is much slower than the others, and goes on alone")
+                self.on_message("this node is much slower than the others, and goes on alone")
                 break
             except BaseException:
                 group.leave()
@@ -313,7 +305,7 @@ class CopyFiller:
                 raise
             # The disk takes no folder, or another process has taken the same free space: once more, with what can be
             # evicted now.
-            self.evicted += self._cache.make_room(self._lease.digest, self._needed(todo, folder))
+            self.evicted += self._cache.make_room(self.lease.digest, self._needed(todo, folder))
             return make(self._left(todo))
 
     def _left(self, todo: Sequence[FileEntry]) -> list[FileEntry]:
@@ -322,7 +314,7 @@ class CopyFiller:
     def _needed(self, todo: Sequence[FileEntry], folder: FolderHandle | None) -> int:
         left = self._left(todo)
         there = sum(min(entry.nbytes, part_nbytes(folder, entry)) for entry in left) if folder else 0
-        return sum(entry.nbytes for entry in left) - there + len(self._manifest.dumps())
+        return sum(entry.nbytes for entry in left) - there + len(self.manifest.dumps())
 
 
 def link_from_others(

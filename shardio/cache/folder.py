@@ -1,13 +1,7 @@
 """A cache: a folder on a node's own disk with copies of sets, which all jobs of the node share.
 
-CACHE/
-  shardio-cache.txt    marks the folder as a cache: its content may be removed
-  <digest>/            a copy: a published set like any other once its manifest is there
-  <digest>.lock        each process that uses or fills the copy holds a shared lock on it (a lease); a process that
-                       evicts the copy holds an exclusive lock
-  <digest>.fill        the process that fills the copy holds an exclusive lock on it; says where the files come from
-
-Copies may share a file through hard links, so the file takes up space only once.
+The package's docstring has the files of a copy, and who holds locks on them. A marker file says that everything in the
+folder may be removed. Copies may share a file through hard links, so the file takes up space only once.
 """
 
 from __future__ import annotations

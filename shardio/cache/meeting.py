@@ -103,9 +103,6 @@ class Meeting:
 
         Raises LaunchError if rank 0 cannot listen there, or does not answer within 120 seconds.
         """
-        import torch.distributed as distributed
-
-        torch: Any = distributed
         host, port = rendezvous
         # torchrun listens at MASTER_PORT by itself.
         hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -120,7 +117,7 @@ class Meeting:
                         "start all ranks at the same time, or give another address of rank 0 by --rendezvous"
                     ) from None
         # A store that torchrun keeps has what the ranks said before a restart.
-        store = torch.PrefixStore(f"shardio{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}/", store)
+        store = _torch().PrefixStore(f"shardio{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}/", store)
         return cls(store, rank, world_size, host)
 
     def agree(self, what: Mapping[str, str], *, needs_all: bool) -> None:
@@ -201,9 +198,7 @@ class Meeting:
         ranks = [member.rank for member in members]
         if self.rank not in ranks or len(ranks) == 1:
             return None
-        import torch.distributed as distributed
-
-        torch: Any = distributed
+        torch = _torch()
         try:
             store = self._own
             if host.rank != self.rank:
@@ -324,16 +319,19 @@ class Group:
             gloo.abort()
 
 
+def _torch() -> Any:
+    import torch.distributed
+
+    return torch.distributed
+
+
 def _store(host: str, port: int, seconds: float, *, hosts: bool = False) -> Any:
     """Returns a store of torch.distributed at this address; with `hosts`, a store that listens there.
 
     Raises RuntimeError or OSError if the store does not answer within `seconds`.
     """
-    import torch.distributed as distributed
-
-    torch: Any = distributed
     limit = timedelta(seconds=seconds)
-    make = partial(torch.TCPStore, host, port, is_master=hosts, wait_for_workers=False, timeout=limit)
+    make = partial(_torch().TCPStore, host, port, is_master=hosts, wait_for_workers=False, timeout=limit)
     return _within(seconds + _CONNECT_SECONDS, make)
 
 

@@ -158,6 +158,7 @@ class LeftBehindError(Exception):
     """This node is so slow that the other nodes continue without it."""
 
 
+@dataclass(eq=False)
 class Together:
     """Fetches the missing files of `partial` with the other nodes of `group`, when `run` is called.
 
@@ -166,25 +167,18 @@ class Together:
     just written. `folder` is the folder of the copy.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        storage: Storage,
-        partial: PartialCopy,
-        folder: FolderHandle,
-        files: Sequence[FileEntry],
-        finish: Callable[[FileEntry], bool],
-        on_progress: Callable[[int], object],
-    ) -> None:
-        self._group = group
-        self._storage = storage
-        self._partial = partial
-        self._copy = FolderStorage(folder)
-        self._files = files
-        self._finish = finish
-        self._on_progress = on_progress
+    group: Group
+    storage: Storage
+    partial: PartialCopy
+    folder: FolderHandle
+    files: Sequence[FileEntry]
+    finish: Callable[[FileEntry], bool]
+    on_progress: Callable[[int], object]
+
+    def __post_init__(self) -> None:
+        self._copy = FolderStorage(self.folder)
         self._finishing: dict[FileEntry, Call[bool]] = {}
-        self._complete = {entry: not os.path.lexists(str(partial.path_of(entry))) for entry in files}
+        self._complete = {entry: not os.path.lexists(str(self.partial.path_of(entry))) for entry in self.files}
         self._planned: deque[tuple[WindowPlan, Call[NDBytes]]] = deque()
         """The windows that are planned and not passed on yet."""
         self._nbytes = _FIRST_NBYTES
@@ -203,11 +197,11 @@ class Together:
             ThreadPool(2, "shardio-stage-finish") as self._finishers,
         ):
             for turn in range(_MOST_PASSES):
-                complete = self._tell(np.array([*map(self._complete.get, self._files)], np.uint8))
+                complete = self._tell(np.array([*map(self._complete.get, self.files)], np.uint8))
                 if complete.all() or (before is not None and (complete == before).all()):
                     return
                 before = complete
-                files = [self._files[number] for number in np.flatnonzero(~complete.all(axis=0)).tolist()]
+                files = [self.files[number] for number in np.flatnonzero(~complete.all(axis=0)).tolist()]
                 try:
                     self._pass(files, turn)
                 except BaseException:
@@ -222,9 +216,9 @@ class Together:
 
     def _tell(self, mine: NDBytes) -> NDBytes:
         """Sends `mine`, uint8 (n,), to all nodes. Returns the `mine` of every node, uint8 (nodes, n)."""
-        out = np.empty(len(self._group) * len(mine), np.uint8)
-        self._group.gather(mine, out)
-        return out.reshape(len(self._group), -1)
+        out = np.empty(len(self.group) * len(mine), np.uint8)
+        self.group.gather(mine, out)
+        return out.reshape(len(self.group), -1)
 
     def _pass(self, files: Sequence[FileEntry], turn: int) -> None:
         """Fetches the missing blocks of `files`, window by window. `turn` is the number of the pass, from 0.
@@ -232,7 +226,7 @@ class Together:
         Blocks that a node fails to read stay MISSING. Raises the errors of `run`.
         """
         planned = self._planned
-        slow, can_read = SlowNodes(len(self._group)), np.ones(len(self._group), bool)
+        slow, can_read = SlowNodes(len(self.group)), np.ones(len(self.group), bool)
         writing: deque[Call[None]] = deque()
         cursor, seconds = (0, 0), 0.0
         while planned or cursor[0] < len(files):
@@ -252,7 +246,7 @@ class Together:
             heads = told[:, :8].copy().view(np.float32)
             can_read &= heads[:, 1] == 0
             if (behind := slow.add(heads[:, 0])) is not None:
-                raise LeftBehindError if behind == self._group.rank else GroupBrokenError("another node is too slow")
+                raise LeftBehindError if behind == self.group.rank else GroupBrokenError("another node is too slow")
             self._resize(float(heads[:, 0].max()))
             if due is not None and heads[:, 1].any():
                 self._mark(due[0], MISSING)  # a node could not read its share: the window is fetched again
@@ -280,7 +274,7 @@ class Together:
         if seconds > 2 * _READ_SECONDS:
             self._nbytes = max(_FIRST_NBYTES, self._nbytes // 2)
         elif seconds < _READ_SECONDS / 2:
-            self._nbytes = min(2 * self._nbytes, MOST_NBYTES, len(self._group) * _MOST_SHARE_NBYTES)
+            self._nbytes = min(2 * self._nbytes, MOST_NBYTES, len(self.group) * _MOST_SHARE_NBYTES)
 
     def _next_window(self, files: Sequence[FileEntry], cursor: tuple[int, int]) -> tuple[list[Block], tuple[int, int]]:
         """Returns the blocks of the window that starts at `cursor`, and the cursor after it.
@@ -290,7 +284,7 @@ class Together:
         number, block = cursor
         found, nbytes = list[Block](), 0
         while number < len(files) and nbytes < self._nbytes:
-            blocks = self._partial.blocks[files[number]]
+            blocks = self.partial.blocks[files[number]]
             found.append((files[number], blocks.start(block), blocks.start(block + 1)))
             nbytes += found[-1][2] - found[-1][1]
             number, block = (number, block + 1) if block + 1 < blocks.count else (number + 1, 0)
@@ -298,7 +292,7 @@ class Together:
 
     def _has(self, block: Block) -> bool:
         """Returns whether this node has a block, or a process of this node is fetching the block for a sample."""
-        return self._complete[block[0]] or bool(self._partial.states_of(*block)[0] != MISSING)
+        return self._complete[block[0]] or bool(self.partial.states_of(*block)[0] != MISSING)
 
     def _mark(self, plan: WindowPlan, state: int) -> None:
         """Sets the state of the blocks of `plan` that this node lacks.
@@ -307,41 +301,41 @@ class Together:
         """
         for run in plan.runs:
             for begin, end in self._lacking(run):
-                self._partial.mark(run.entry, state, begin, end)
+                self.partial.mark(run.entry, state, begin, end)
 
     def _lacking(self, run: Run) -> Iterator[tuple[int, int]]:
         """Yields the ranges (begin, end) of the bytes of `run` that this node lacks."""
         if not self._complete[run.entry]:
-            for begin, end, state in self._partial.runs(run.entry, run.start, run.stop):
+            for begin, end, state in self.partial.runs(run.entry, run.start, run.stop):
                 if state != THERE:
                     yield begin, end
 
     def _read(self, plan: WindowPlan) -> NDBytes:
         """Returns the bytes of the pieces in `plan` that this node owns, one after the other. Runs in a thread."""
-        owned = [piece for piece in plan.pieces if piece.owner == self._group.rank]
+        owned = [piece for piece in plan.pieces if piece.owner == self.group.rank]
         out = np.empty(sum(piece.nbytes for piece in owned), np.uint8)
         for entry, start, stop, place, from_source in joined(owned):
             buffer = out[place : place + stop - start].data
             if not from_source and not self._complete[entry]:
-                self._partial.wait(entry, start, stop)
-                from_source = bool((self._partial.states_of(entry, start, stop) != THERE).any())
+                self.partial.wait(entry, start, stop)
+                from_source = bool((self.partial.states_of(entry, start, stop) != THERE).any())
             if from_source:
-                self._storage.read_into(entry, start, buffer)
+                self.storage.read_into(entry, start, buffer)
                 continue
             try:
-                self._partial.read(entry, start, buffer)
+                self.partial.read(entry, start, buffer)
             except FileNotFoundError:  # it is complete, perhaps since a moment
                 self._copy.read_into(entry, start, buffer)
         return out
 
     def _pass_on(self, plan: WindowPlan, owned: NDBytes) -> NDBytes:
         """Exchanges `owned`, this node's pieces, with the other nodes. Returns all pieces' bytes, then padding."""
-        num_nodes, rank = len(self._group), self._group.rank
+        num_nodes, rank = len(self.group), self.group.rank
         share = np.zeros(plan.share_nbytes, np.uint8)
         counts = plan.counts(num_nodes)
         if counts.sum() > counts.trace():  # a node has bytes for the share of another one
             received = np.empty(int(counts[:, rank].sum()), np.uint8)
-            self._group.exchange(owned, counts[rank].tolist(), received, counts[:, rank].tolist())
+            self.group.exchange(owned, counts[rank].tolist(), received, counts[:, rank].tolist())
             # By owner; the pieces of each owner are in the order of the window.
             places, done = [0, *counts[:, rank].cumsum().tolist()], 0
             for piece in plan.pieces:
@@ -358,7 +352,7 @@ class Together:
             self._windows[0] = np.empty(nbytes, np.uint8)
         window = self._windows[0][:nbytes]
         if nbytes:
-            self._group.gather(share, window)
+            self.group.gather(share, window)
         return window
 
     def _write(self, plan: WindowPlan, window: NDBytes) -> None:
@@ -366,12 +360,12 @@ class Together:
         for run in plan.runs:
             for begin, end in self._lacking(run):
                 place = run.place - run.start
-                self._partial.write(run.entry, begin, window[place + begin : place + end].data)
-                self._on_progress(end - begin)
+                self.partial.write(run.entry, begin, window[place + begin : place + end].data)
+                self.on_progress(end - begin)
             self._finish_if_there(run.entry)
 
     def _finish_if_there(self, entry: FileEntry) -> None:
         if self._complete[entry] or entry in self._finishing:
             return
-        if (self._partial.states_of(entry, 0, entry.nbytes) == THERE).all():
-            self._finishing[entry] = self._finishers.submit(self._finish, entry)
+        if (self.partial.states_of(entry, 0, entry.nbytes) == THERE).all():
+            self._finishing[entry] = self._finishers.submit(self.finish, entry)

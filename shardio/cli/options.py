@@ -324,14 +324,14 @@ def convert_options(*names: str) -> Callable[[Command], Command]:
 
 
 def _made_option(one: Field[Any]) -> Callable[[Command], Command]:
-    literal, metavar = literal_of(one), one.metadata.get("metavar")
+    literal, metavar, least = literal_of(one), one.metadata["metavar"], one.metadata["least"]
     made: dict[str, Any] = {"help": one.metadata["help"], "metavar": metavar, "default": one.default}
     if one.type is bool:
         made["is_flag"] = True
     elif literal is not None:
         made["type"] = click.Choice(get_args(literal))
-    elif "least" in one.metadata:
-        made["type"] = click.IntRange(one.metadata["least"])
+    elif least is not None:
+        made["type"] = click.IntRange(least)
     elif metavar == "DIR":
         made["type"] = folder
     elif one.name in _PARSERS:

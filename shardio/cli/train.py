@@ -328,23 +328,19 @@ def _save(path: Path, parts: Mapping[str, Any]) -> None:
     import io
 
     import numpy as np
+    import torch
 
     from shardio.system.files import write_output
 
     arrays = {}
     for name, part in parts.items():
-        views = part if isinstance(part, tuple) else (part,)
-        arrays.update({f"{name}_{i}" if views[1:] else name: _as_numpy(view) for i, view in enumerate(views)})
+        for i, view in enumerate(views := part if isinstance(part, tuple) else (part,)):
+            # NumPy has no bfloat16, and float32 holds all of its numbers.
+            numbers = view.float() if view.dtype == torch.bfloat16 else view
+            arrays[f"{name}_{i}" if views[1:] else name] = numbers.numpy()
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     write_output(path, buffer.getvalue())
-
-
-def _as_numpy(tensor: Any) -> Any:
-    import torch
-
-    # NumPy has no bfloat16, and float32 holds all of its numbers.
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _tell(loader: ShardLoader, state: Mapping[str, Any], numbers: Sequence[int], as_json: bool) -> None:

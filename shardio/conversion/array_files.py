@@ -7,11 +7,8 @@ One pass over the sources makes all arrays and the pixels.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, islice
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,28 +20,20 @@ from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ArrayPart
 from shardio.conversion.sources.collection import DatasetItem, Source
 from shardio.errors import DecodeError
+from shardio.format.entries import ArrayShard
 from shardio.sets.rows import RowsFile, crc32s_of
-
-# Items that a thread takes at a time, at most. Handing each over by itself would cost the GIL and a switch of threads;
-# with many, threads would stand idle at the end of a shard, and a refused image or a Ctrl-C be noticed late.
-_PER_HANDOVER = 4
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class PartWriter:
-    """Writes the values of one array for the samples of a shard. Without `finish`, the `with` block discards them."""
+    """Writes the values of one array for the samples of a shard. Without `finish`, they are discarded by `stack`."""
 
-    def __init__(self, task: ShardTask, spec: ArraySpec, num_rows: int) -> None:
+    def __init__(self, task: ShardTask, spec: ArraySpec, num_rows: int, stack: contextlib.ExitStack) -> None:
         self._task = task
         self._numbers: list[NDArray[Any]] = []
         self._file: RowsFile | None = None
         if not spec.row.is_small:
             self._file = RowsFile(task.out / task.array_name(spec), spec.row, num_rows)
-
-    def __enter__(self) -> PartWriter:
-        return self
+            stack.enter_context(self._file)
 
     def append(self, values: NDArray[Any]) -> None:
         if self._file is not None:
@@ -52,44 +41,12 @@ class PartWriter:
         self._numbers.append(values if self._file is None else crc32s_of(values))
 
     def finish(self) -> ArrayPart:
-        entry = None if self._file is None else self._file.complete()
-        if self._file is not None and entry is not None and self._task.publishes(entry):
-            self._file.commit()
-        return ArrayPart(entry, np.concatenate(self._numbers))
-
-    def __exit__(self, *_: object) -> None:
+        entry = None
         if self._file is not None:
-            self._file.discard()
-
-
-def map_ahead(
-    function: Callable[[T], R], blocks: Iterable[Sequence[T]], threads: int, ahead: int
-) -> Generator[Iterator[R], None, None]:
-    """Yields one iterator per block, over the results of `function` for the block's items, in order.
-
-    Threads work on at least `ahead` items beyond the block that the caller iterates over. With one thread, no thread is
-    started: each result is computed when the caller asks for it. Close the generator after use.
-    """
-
-    def work(items: Sequence[T]) -> list[R]:
-        return [function(item) for item in items]
-
-    with contextlib.ExitStack() as stack:
-        run: Callable[[Callable[[Sequence[T]], list[R]], Sequence[Sequence[T]]], Iterator[list[R]]] = map
-        most = 1
-        if threads > 1:
-            pool = ThreadPoolExecutor(threads, "shardio-images")
-            stack.callback(pool.shutdown, cancel_futures=True)
-            run, most = pool.map, _PER_HANDOVER
-        under_way: deque[tuple[int, Iterator[R]]] = deque()
-        for block in blocks:
-            step = max(1, min(most, len(block) // threads))
-            handovers = [block[i : i + step] for i in range(0, len(block), step)]
-            under_way.append((len(block), chain.from_iterable(run(work, handovers))))
-            if threads == 1 or sum(count for count, _ in islice(under_way, 1, None)) >= ahead:
-                yield under_way.popleft()[1]
-        for _, results in under_way:
-            yield results
+            entry = ArrayShard(*self._file.seal(), self._file.row)
+            if self._task.publishes(entry):
+                self._file.commit()
+        return ArrayPart(entry, np.concatenate(self._numbers))
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -104,17 +61,16 @@ def make_values(
     ValueError if an item of a dataset does not match the declaration of an array.
     """
     values = {}
+    given = found.arrays if isinstance(found, DatasetItem) else {}
     for spec in task.arrays:
         if spec.source == "label":
             values[spec.name] = np.array(source.label, spec.dtype).reshape(spec.row.shape)
         elif decoded is None or task.fit is None:
-            assert isinstance(found, DatasetItem)
-            values[spec.name] = found.arrays[spec.name]
+            values[spec.name] = given[spec.name]
         elif spec.kind == "mask":
-            values[spec.name] = task.fit.apply_nearest(_mask(task, spec, source, found, decoded))
+            values[spec.name] = task.fit.apply_nearest(_mask(task, spec, source, given, decoded))
         else:
-            assert isinstance(found, DatasetItem)
-            values[spec.name] = spec.check(found.arrays[spec.name], _where(source))
+            values[spec.name] = spec.check(given[spec.name], _where(source))
     return values
 
 
@@ -124,7 +80,7 @@ def _where(source: Source) -> str:
 
 
 def _mask(
-    task: ShardTask, spec: ArraySpec, source: Source, found: bytes | DatasetItem, decoded: DecodedImage
+    task: ShardTask, spec: ArraySpec, source: Source, given: Mapping[str, NDArray[Any]], decoded: DecodedImage
 ) -> NDArray[Any]:
     """Returns the source's mask, rotated like the source's picture, but not cropped or resized yet."""
     orientation, source_size = decoded.orientation, decoded.source_size
@@ -144,9 +100,8 @@ def _mask(
         except DecodeError as error:
             raise DecodeError(error.reason, f"mask: {error.detail}") from None
         return mask.astype(spec.dtype)
-    assert isinstance(found, DatasetItem)
     where = _where(source)
-    mask = turn(spec.check_dtype(found.arrays[spec.name], where), orientation)
+    mask = turn(spec.check_dtype(given[spec.name], where), orientation)
     if mask.shape[:2] != source_size or mask.shape[2:] != spec.row.shape[2:]:
         expected = (*source_size, *spec.row.shape[2:])
         raise ValueError(

@@ -48,10 +48,11 @@ from shardio.conversion.report import (
     report_work,
 )
 from shardio.conversion.sources.collection import UNREADABLE
+from shardio.conversion.sources.names import numbers_up_to
 from shardio.conversion.writing.set_writer import SplitContent, publish_set
 from shardio.errors import ConvertError, SpaceError, shortened
 from shardio.format.entries import ArrayEntry
-from shardio.format.layout import MANIFEST_NAME, MAX_CLASSES, REJECTS_NAME, has_label
+from shardio.format.layout import MANIFEST_NAME, REJECTS_NAME, has_label
 from shardio.format.manifest import Manifest
 from shardio.sets.levels import LEVELS, first_split, levels_of
 from shardio.sets.names import check_local
@@ -240,7 +241,9 @@ class Conversion:
         sums = np.sum([record.level_sums for record in self._records.values()], axis=0)
         if sums.any():  # else all samples to measure were refused
             provenance[LEVELS] = levels_of(first_split(splits), sums).describe()
-        classes = collection.classes or _numbers(splits.values())
+        labels = [rows["label"] for rows in (one.rows for one in splits.values()) if has_label(rows.dtype)]
+        bounds = [int(bound) for found in labels for bound in (found.min(), found.max())]
+        classes = collection.classes or numbers_up_to(min(bounds, default=0), max(bounds, default=-1))
         return publish_set(plan.out, shape, classes, splits, rejects, provenance, class_names)
 
     def _publish_array(
@@ -287,14 +290,3 @@ class Conversion:
             "lists the refused images: mend them and run the same command again, or allow more with --max-bad",
             *named,
         )
-
-
-def _numbers(splits: Iterable[SplitContent]) -> tuple[str, ...]:
-    """Returns "0", "1", ... up to the largest label in `splits`, as the classes of a collection without class names.
-
-    Returns () if there are no labels, or if a label is negative or too large for the number of a class.
-    """
-    labels = [content.rows["label"] for content in splits if has_label(content.rows.dtype)]
-    most = max((int(found.max()) for found in labels), default=-1)
-    are_classes = most < MAX_CLASSES and all(found.min() >= 0 for found in labels)
-    return tuple(map(str, range(most + 1))) if are_classes else ()

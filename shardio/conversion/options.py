@@ -57,116 +57,91 @@ class Progress:
     """In words, what the conversion has guessed about SRC, such as the column of the labels."""
 
 
+def _option(default: Any, help: str, *, metavar: str | None = None, least: int | None = None) -> Any:
+    """Returns the field of an option that the command line has, too. `least` is the minimum of a number."""
+    return field(default=default, metadata={"help": help, "metavar": metavar, "least": least})
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
     """The options of `convert`; `shardio convert --help` explains them, and the text after each says when to choose it.
 
-    Raises ValueError for an invalid value. The command line has each option with a `help`, with its `metavar` and with
-    `least` as its minimum.
+    Raises ValueError for an invalid value.
     """
 
-    source: SourceKind = field(
-        default="auto",
-        metadata={"help": f"Kind of SRC: {', '.join(get_args(SourceKind)[1:])}. auto: detect it.", "metavar": "KIND"},
+    source: SourceKind = _option(
+        "auto", f"Kind of SRC: {', '.join(get_args(SourceKind)[1:])}. auto: detect it.", metavar="KIND"
     )
     """The kind of storage at a path. Choose a kind if "auto" finds two; the report names the kind that was found."""
-    labels: Labels | None = field(
-        default=None,
-        metadata={
-            "help": "folders: the top folders of SRC, or of each split, are classes. none: no image has a label.  "
-            "[default: folders of images are classes]"
-        },
+    labels: Labels | None = _option(
+        None,
+        "folders: the top folders of SRC, or of each split, are classes. none: no image has a label.  "
+        "[default: folders of images are classes]",
     )
     """Choose a value if the folders in SRC may or may not be classes. "none" is also for training without labels."""
-    empty_classes: EmptyClasses = field(
-        default="refuse",
-        metadata={
-            "help": "Class folders without images. omit: they get no label. keep: they get a label that no sample has."
-        },
+    empty_classes: EmptyClasses = _option(
+        "refuse", "Class folders without images. omit: they get no label. keep: they get a label that no sample has."
     )
     """For a part of a collection: "omit" for classes of its own, "keep" for the same labels as the whole collection."""
-    size: Size | None = field(
-        default=256, metadata={"help": "Height and width of every sample, in pixels.", "metavar": "N|HxW"}
-    )
+    size: Size | None = _option(256, "Height and width of every sample, in pixels.", metavar="N|HxW")
     """(height, width), or one number for both: a little more than the crops of training. None for no pixels."""
-    fit: FitMode = field(
-        default="crop",
-        metadata={
-            "help": "crop: resize the short side to SIZE, then crop the center. squash: ignore the aspect ratio. pad: "
-            "add black margins. adm: crop as ADM, DiT, SiT and EDM2 do."
-        },
+    fit: FitMode = _option(
+        "crop",
+        "crop: resize the short side to SIZE, then crop the center. squash: ignore the aspect ratio. pad: "
+        "add black margins. adm: crop as ADM, DiT, SiT and EDM2 do.",
     )
     """Choose "squash" to crop the whole picture in training, "pad" to keep all borders, "adm" to compare FIDs."""
-    resample: Resample = field(default="bicubic", metadata={"help": "Filter for resizing, antialiased."})
+    resample: Resample = _option("bicubic", "Filter for resizing, antialiased.")
     """Choose the filter that a pretrained model was trained with."""
-    quality: Quality = field(
-        default="exact",
-        metadata={
-            "help": "fast: decode JPEGs of at least four times SIZE at 1/2, 1/4 or 1/8 of their size (50 dB PSNR).",
-        },
+    quality: Quality = _option(
+        "exact", "fast: decode JPEGs of at least four times SIZE at 1/2, 1/4 or 1/8 of their size (50 dB PSNR)."
     )
     """Choose "fast" for large photos: decodes JPEGs at 1/2, 1/4 or 1/8, but at least at twice the resized size."""
-    shard_size: int = field(
-        default=1 << 30,
-        metadata={
-            "help": "Maximum size of a shard file. A shard also has at most 16,384 samples.",
-            "metavar": "SIZE",
-        },
+    shard_size: int = _option(
+        1 << 30, "Maximum size of a shard file. A shard also has at most 16,384 samples.", metavar="SIZE"
     )
     """In bytes. Choose less if there are more workers than shards."""
-    order: StoredOrder = field(
-        default="shuffled",
-        metadata={"help": "Order of the samples. shuffled: any contiguous run is a random sample of the set."},
+    order: StoredOrder = _option(
+        "shuffled", "Order of the samples. shuffled: any contiguous run is a random sample of the set."
     )
     """Choose "source", the order of the sources, if other files refer to the samples by number."""
-    seed: int = field(default=0, metadata={"help": "Seed of the order.", "least": 0})
+    seed: int = _option(0, "Seed of the order.", least=0)
     """Choose another number for another shuffled order of the same sources."""
-    exif_rotate: bool = field(default=False, metadata={"help": "Apply the Exif orientation of pictures."})
+    exif_rotate: bool = _option(False, "Apply the Exif orientation of pictures.")
     """Choose True for photos of phones and cameras. Does not change pictures that a dataset has decoded."""
-    background: tuple[int, int, int] | str = field(
-        default="white",
-        metadata={"help": "Color under transparent pixels: R,G,B or #rrggbb or a name.", "metavar": "COLOR"},
+    background: tuple[int, int, int] | str = _option(
+        "white", "Color under transparent pixels: R,G,B or #rrggbb or a name.", metavar="COLOR"
     )
     """Choose the color of the page for drawings with a transparent background."""
-    max_bad: int | float = field(
-        default=0.01,
-        metadata={
-            "help": "Refused images to accept, as a number or a share; with more, nothing is published.",
-            "metavar": "N|P%",
-        },
+    max_bad: int | float = _option(
+        0.01, "Refused images to accept, as a number or a share; with more, nothing is published.", metavar="N|P%"
     )
     """A count (int) or a share (float). Choose 0 for a collection that is known to be sound."""
     table: "Tables | None" = None
     """For labels, splits or numbers in a file: a table that describes the images in SRC, or a table for each split. To
     use a table as SRC itself, pass a `Table` or the path of the table as `src`."""
-    masks: str | os.PathLike[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Folder of a mask for each picture, for the array `mask`: PNGs or lossless WebPs at the same paths "
-            "as in SRC. A picture without its mask is refused.",
-            "metavar": "DIR",
-        },
+    masks: str | os.PathLike[str] | None = _option(
+        None,
+        "Folder of a mask for each picture, for the array `mask`: PNGs or lossless WebPs at the same paths "
+        "as in SRC. A picture without its mask is refused.",
+        metavar="DIR",
     )
     """For segmentation. Masks are gray images of 8 or 16 bits, or palette images."""
     arrays: "Mapping[str, ArrayDeclaration] | None" = None
     """For datasets whose items are dicts: (kind, dtype, shape) of each entry to store as an array, by name."""
-    workers: int | None = field(default=None, metadata={"help": "Cores to use.  [default: all]", "least": 1})
+    workers: int | None = _option(None, "Cores to use.  [default: all]", least=1)
     """Choose fewer than all cores on a machine that also does other work."""
-    scheduler: str | None = field(
-        default=None,
-        metadata={
-            "help": "Do the work on a Dask cluster, by default with one core for each shard; the address of its "
-            "scheduler, such as tcp://host:8786.",
-            "metavar": "ADDRESS",
-        },
+    scheduler: str | None = _option(
+        None,
+        "Do the work on a Dask cluster, by default with one core for each shard; the address of its "
+        "scheduler, such as tcp://host:8786.",
+        metavar="ADDRESS",
     )
     """For a cluster with Dask, whose workers have the same libraries, and SRC and OUT under the same paths."""
-    part: tuple[int, int] | None = field(
-        default=None,
-        metadata={
-            "help": "Make every N-th shard, from the K-th: for array jobs. The last part to finish publishes the set.",
-            "metavar": "K/N",
-        },
+    part: tuple[int, int] | None = _option(
+        None,
+        "Make every N-th shard, from the K-th: for array jobs. The last part to finish publishes the set.",
+        metavar="K/N",
     )
     """For a cluster without Dask: (k, n), with one call for each k from 1 to n, on any machines and in any order. For
     `max_bad` a part counts the images that it refuses, and those of shards that were finished before it began."""

@@ -10,16 +10,16 @@ import contextlib
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.array_files import PartWriter, make_values, map_ahead
-from shardio.conversion.images.decode import decode_image
+from shardio.conversion.array_files import PartWriter, make_values
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import (
@@ -41,6 +41,9 @@ from shardio.sets.levels import sum_levels
 # values of their arrays are large.
 _AHEAD_PER_THREAD = 8
 _LEAST_AHEAD_PER_THREAD = 2
+# Items that a thread takes at a time, at most. Handing each over by itself would cost the GIL and a switch of threads;
+# with many, threads would stand idle at the end of a shard, and a refused image or a Ctrl-C be noticed late.
+_PER_HANDOVER = 4
 # Values of arrays held in memory for a block of samples, or those of one sample.
 _VALUES_NBYTES = 8 << 20
 
@@ -75,7 +78,7 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Prepared
                 assert isinstance(found, DatasetItem)
                 return PreparedSample(source.key, found.label, (0, 0), 0, "", make_values(task, source, found, None))
             image, label = (found.image, found.label) if isinstance(found, DatasetItem) else (found, source.indexed)
-            decoded = decode_image(image, fit.decode, least_size=fit.least_size if fit.quality == "fast" else None)
+            decoded = fit.decode(image)
             fit.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
             arrays = make_values(task, source, found, decoded)
         except DecodeError as error:
@@ -87,23 +90,38 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Prepared
 def _prepare_blocks(
     task: ShardTask, shard: ShardFileWriter | None, threads: int
 ) -> Generator[tuple[NDArray[np.uint8], Iterator[PreparedSample | Reject]], None, None]:
-    """Yields (block of pixels, iterator of its samples and rejects) for the whole shard. Result i belongs to row i."""
-    taken: deque[NDArray[np.uint8]] = deque()
+    """Yields (block of pixels, iterator of its samples and rejects) for the whole shard. Result i belongs to row i.
+
+    Threads work ahead of the block that the caller iterates over. With one thread, no thread is started: each result is
+    computed when the caller asks for it. Close the generator after use.
+    """
     # Where arrays are larger than the pixels, a block is not filled.
     most = max(1, _VALUES_NBYTES // max(1, sum(spec.row.nbytes for spec in task.arrays)))
+    ahead = min(_AHEAD_PER_THREAD, max(most // threads, _LEAST_AHEAD_PER_THREAD)) * threads
 
-    def blocks() -> Iterator[list[tuple[Source, NDArray[np.uint8]]]]:
+    def work(items: Sequence[tuple[Source, NDArray[np.uint8]]]) -> list[PreparedSample | Reject]:
+        return [prepare(task, item) for item in items]
+
+    with contextlib.ExitStack() as stack:
+        run: Callable[..., Iterator[list[PreparedSample | Reject]]] = map
+        if threads > 1:
+            pool = ThreadPoolExecutor(threads, "shardio-images")
+            stack.callback(pool.shutdown, cancel_futures=True)
+            run = pool.map
+        under_way: deque[tuple[NDArray[np.uint8], int, Iterator[PreparedSample | Reject]]] = deque()
         first = 0
         while first < len(task.sources):
             block = np.empty((most, 0), np.uint8) if shard is None else shard.take_block()
-            taken.append(block)
-            yield list(zip(task.sources[first : first + most], block, strict=False))
-            first += min(most, len(block))
-
-    ahead = min(_AHEAD_PER_THREAD, max(most // threads, _LEAST_AHEAD_PER_THREAD)) * threads
-    with contextlib.closing(map_ahead(partial(prepare, task), blocks(), threads, ahead)) as results:
-        for prepared in results:
-            yield taken.popleft(), prepared
+            items = list(zip(task.sources[first : first + most], block, strict=False))
+            first += len(items)
+            step = max(1, min(_PER_HANDOVER if threads > 1 else 1, len(items) // threads))
+            handovers = [items[i : i + step] for i in range(0, len(items), step)]
+            under_way.append((block, len(items), chain.from_iterable(run(work, handovers))))
+            if threads == 1 or sum(count for _, count, _ in islice(under_way, 1, None)) >= ahead:
+                block, _, results = under_way.popleft()
+                yield block, results
+        for block, _, results in under_way:
+            yield block, results
 
 
 # --- the task ---------------------------------------------------------------------------------------------------------
@@ -164,7 +182,7 @@ def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
     level_sums = np.zeros((4, shape[2] if shape else 0), np.int64)
     with contextlib.ExitStack() as stack:
         shard = stack.enter_context(ShardFileWriter(task.out / task.name, shape, count)) if shape else None
-        writers = {spec.name: stack.enter_context(PartWriter(task, spec, count)) for spec in task.arrays}
+        writers = {spec.name: PartWriter(task, spec, count, stack) for spec in task.arrays}
         check_unpublished(task)
         rows = IndexRows() if shard is None else shard.rows
         # Closed here and not when the garbage collector comes by: it may have threads.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,30 +22,35 @@ Places: TypeAlias = NDArray[np.int64] | None
 """Where each row or window goes: the index of its row in `out`, or its first byte. None: one after the other."""
 
 
-@dataclass(frozen=True)
-class Windows:
-    """A rectangular window of each of B images. Positions and sizes are in pixels, int64 (B,) each."""
+Number = TypeVar("Number", bound=np.generic)
+Some = TypeVar("Some", bound="Rectangles[Any]")
 
-    tops: NDArray[np.int64]
-    lefts: NDArray[np.int64]
-    heights: NDArray[np.int64]
-    widths: NDArray[np.int64]
+
+@dataclass(frozen=True)
+class Rectangles(Generic[Number]):
+    """A rectangle in each of B images. Positions and sizes are in pixels, (B,) each."""
+
+    tops: NDArray[Number]
+    lefts: NDArray[Number]
+    heights: NDArray[Number]
+    widths: NDArray[Number]
+    dtype: ClassVar[type[np.generic]]
 
     @classmethod
-    def of_one_size(cls, height: int, width: int, tops: NDArray[np.int64], lefts: NDArray[np.int64]) -> Windows:
-        """Returns windows of one size. `tops` and `lefts`, (B,) each, are the positions of the windows."""
-        heights, widths = (np.full(len(tops), side, np.int64) for side in (height, width))
+    def of_one_size(cls: type[Some], height: int, width: int, tops: NDArray[Any], lefts: NDArray[Any]) -> Some:
+        """Returns rectangles of one size. `tops` and `lefts`, (B,) each, are their positions."""
+        heights, widths = (np.full(len(tops), side, cls.dtype) for side in (height, width))
         return cls(tops, lefts, heights, widths)
 
     @classmethod
-    def whole(cls, count: int, height: int, width: int) -> Windows:
-        """Returns windows that cover `count` whole images of `height` and `width` pixels."""
-        none = np.zeros(count, np.int64)
+    def whole(cls: type[Some], count: int, height: int, width: int) -> Some:
+        """Returns rectangles that cover `count` whole images of `height` and `width` pixels."""
+        none = np.zeros(count, cls.dtype)
         return cls.of_one_size(height, width, none, none)
 
     @classmethod
-    def picked(cls, several: Sequence[Windows], numbers: NDArray[np.int64]) -> Windows:
-        """Returns Windows that take window i from `several[numbers[i]]`. `numbers` is int64 (B,)."""
+    def picked(cls: type[Some], several: Sequence[Some], numbers: NDArray[np.int64]) -> Some:
+        """Returns rectangles of which number i is that of `several[numbers[i]]`. `numbers` is int64 (B,)."""
         sides = np.stack([each.sides for each in several])[numbers, np.arange(len(numbers))]
         return cls(*sides.T)
 
@@ -53,13 +58,19 @@ class Windows:
         return len(self.tops)
 
     @property
-    def sides(self) -> NDArray[np.int64]:
-        """The top, left, height and width of each window, int64 (B, 4)."""
+    def sides(self) -> NDArray[Number]:
+        """The top, left, height and width of each rectangle, (B, 4)."""
         return np.stack([self.tops, self.lefts, self.heights, self.widths], axis=1)
 
-    def __getitem__(self, some: slice | NDArray[np.int64]) -> Windows:
-        """Returns the windows of the samples `some`: a slice, or an array of positions in this batch."""
-        return Windows(self.tops[some], self.lefts[some], self.heights[some], self.widths[some])
+    def __getitem__(self: Some, some: slice | NDArray[np.int64]) -> Some:
+        """Returns the rectangles of the images `some`: a slice, or an array of positions in this batch."""
+        return type(self)(self.tops[some], self.lefts[some], self.heights[some], self.widths[some])
+
+
+class Windows(Rectangles[np.int64]):
+    """A rectangular window of whole pixels of each of B images, int64."""
+
+    dtype = np.int64
 
     @property
     def num_pixels(self) -> NDArray[np.int64]:

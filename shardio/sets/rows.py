@@ -6,18 +6,17 @@ import contextlib
 import hashlib
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, IndexEntry, OrderEntry
+from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, IndexEntry, OrderEntry, RowsEntry
 from shardio.format.layout import (
-    CRC32_ROW,
     HEADER_NBYTES,
     MAX_COUNT,
-    ORDER_ROW,
     ArrayKind,
     RowType,
     array_crc32_name,
@@ -31,6 +30,8 @@ from shardio.format.layout import (
 from shardio.system.files import AtomicFile, write_all, write_atomic
 from shardio.system.opening import FileAt, FolderHandle, at, naming
 from shardio.system.pour import pour
+
+Entry = TypeVar("Entry", bound=RowsEntry)
 
 
 def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
@@ -49,19 +50,18 @@ def write_index(folder: Path | FolderHandle, split: str, rows: NDArray[np.void])
 
 def write_order(folder: Path | FolderHandle, split: str, number: int, rows: NDArray[np.int64]) -> OrderEntry:
     """Writes order `number` of a split: `rows`, the stored row of each sample. Returns its entry for the manifest."""
-    name = order_name(split, number)
-    return OrderEntry(name, *_write_numbers(folder / name, ORDER_ROW, rows))
+    return _write_numbers(OrderEntry, folder / order_name(split, number), rows)
 
 
 def write_crc32s(folder: Path | FolderHandle, split: str, array: str, crc32s: NDArray[np.uint32]) -> Crc32Entry:
     """Writes the checksums of an array's stored rows. Returns the file's entry for the manifest."""
-    name = array_crc32_name(split, array)
-    return Crc32Entry(name, *_write_numbers(folder / name, CRC32_ROW, crc32s))
+    return _write_numbers(Crc32Entry, folder / array_crc32_name(split, array), crc32s)
 
 
-def _write_numbers(path: Path | FileAt, row: RowType, numbers: NDArray[Any]) -> tuple[int, str]:
-    content = np.ascontiguousarray(numbers, row.dtype)
-    return _write(path, row.file_header(len(content)), content.view(np.uint8).data)
+def _write_numbers(kind: type[Entry], path: Path | FileAt, numbers: NDArray[Any]) -> Entry:
+    content = np.ascontiguousarray(numbers, kind.row.dtype)
+    header = kind.row.file_header(len(content))
+    return kind(path.name, *_write(path, header, content.view(np.uint8).data))
 
 
 def _write(path: Path | FileAt, header: bytes, body: memoryview) -> tuple[int, str]:
@@ -82,6 +82,7 @@ def crc32s_of(values: NDArray[Any]) -> NDArray[np.uint32]:
     return np.fromiter(map(crc32, _as_bytes(values)), np.uint32, len(values))
 
 
+@dataclass(eq=False)
 class ArrayWriter:
     """Writes the values of an array for the samples of a split, in order, to files of at most `shard_nbytes` bytes.
 
@@ -89,16 +90,16 @@ class ArrayWriter:
     without `finish` removes the files. Not thread safe.
     """
 
-    def __init__(
-        self, folder: Path | FolderHandle, split: str, name: str, kind: ArrayKind, row: RowType, shard_nbytes: int
-    ) -> None:
-        self._folder = folder
-        self._split = split
-        self._name = name
-        self._kind: ArrayKind = kind
-        self._row = row
-        self._dtype = np.dtype(row.dtype)
-        self._most = MAX_COUNT if row.is_small else max(1, (shard_nbytes - HEADER_NBYTES) // row.nbytes)
+    folder: Path | FolderHandle
+    split: str
+    name: str
+    kind: ArrayKind
+    row: RowType
+    shard_nbytes: int
+
+    def __post_init__(self) -> None:
+        nbytes = self.shard_nbytes - HEADER_NBYTES
+        self._most = MAX_COUNT if self.row.is_small else max(1, nbytes // self.row.nbytes)
         self._file: RowsFile | None = None
         self._shards: list[ArrayShard] = []
         self._crc32s: list[int] = []
@@ -109,17 +110,18 @@ class ArrayWriter:
 
         Raises ValueError if their shape or dtype differs.
         """
-        if values.dtype != self._dtype or values.shape[1:] != self._row.shape:
+        dtype = np.dtype(self.row.dtype)
+        if values.dtype != dtype or values.shape[1:] != self.row.shape:
             raise ValueError(
-                f"array {self._name!r}: expected values of {self._dtype}, shape {self._row.shape}, found values of "
+                f"array {self.name!r}: expected values of {dtype}, shape {self.row.shape}, found values of "
                 f"{values.dtype}, shape {values.shape[1:]}"
             )
         rows = _as_bytes(values)
         self._crc32s += map(crc32, rows)
         while len(rows):
             if self._file is None:
-                name = array_shard_name(self._split, self._name, None if self._row.is_small else len(self._shards))
-                self._file = RowsFile(self._folder / name, self._row, self._most)
+                name = array_shard_name(self.split, self.name, None if self.row.is_small else len(self._shards))
+                self._file = RowsFile(self.folder / name, self.row, self._most)
             some = rows[: self._most - self._file.num_rows]
             self._file.write(some)
             rows = rows[len(some) :]
@@ -130,7 +132,7 @@ class ArrayWriter:
         file, self._file = self._file, None
         if file is not None:
             with file:
-                self._shards.append(file.complete())
+                self._shards.append(ArrayShard(*file.seal(), self.row))
                 file.commit()
 
     def finish(self) -> ArrayEntry:
@@ -140,10 +142,10 @@ class ArrayWriter:
         """
         self._finish_file()
         if not self._shards:
-            raise ValueError(f"array {self._name!r}: expected at least one value, found none")
-        entry = write_crc32s(self._folder, self._split, self._name, np.array(self._crc32s, np.uint32))
+            raise ValueError(f"array {self.name!r}: expected at least one value, found none")
+        entry = write_crc32s(self.folder, self.split, self.name, np.array(self._crc32s, np.uint32))
         self._finished = True
-        return ArrayEntry(self._kind, self._row, tuple(self._shards), entry)
+        return ArrayEntry(self.kind, self.row, tuple(self._shards), entry)
 
     def __enter__(self) -> ArrayWriter:
         return self
@@ -157,9 +159,9 @@ class ArrayWriter:
         if self._file is not None:
             self._file.discard()
         numbers = (None, *range(len(self._shards) + 1))  # the last may have been published by a call that then failed
-        shards = (array_shard_name(self._split, self._name, number) for number in numbers)
-        for file in (*shards, array_crc32_name(self._split, self._name)):
-            name, folder = at(self._folder / file)
+        shards = (array_shard_name(self.split, self.name, number) for number in numbers)
+        for file in (*shards, array_crc32_name(self.split, self.name)):
+            name, folder = at(self.folder / file)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
 
@@ -173,29 +175,33 @@ class RowsFile(AtomicFile):
     def __init__(self, path: Path | FileAt, row: RowType, expected: int) -> None:
         super().__init__(path)
         self.num_rows = 0
-        self._row = row
-        self._expected = expected
+        self.row = row
+        self.expected = expected
         header = row.file_header(expected)
-        self._sha256 = hashlib.sha256(header)
+        self.sha256 = hashlib.sha256(header)
         try:
-            with naming(path):
-                write_all(self.descriptor, header)
-        except OSError:
+            self._start(header)
+        except BaseException:
             self.discard()
             raise
 
+    def _start(self, header: bytes) -> None:
+        with naming(self.path):
+            write_all(self.descriptor, header)
+
     def write(self, rows: NDArray[np.uint8]) -> None:
-        self._sha256.update(rows.data)
+        self.sha256.update(rows.data)
         with naming(self.path):
             write_all(self.descriptor, rows.data)
         self.num_rows += len(rows)
 
-    def complete(self) -> ArrayShard:
-        """Completes the file's content. Returns the file's entry for the manifest. After this, only call `commit`."""
-        nbytes, sha256 = self._row.file_nbytes(self.num_rows), self._sha256.hexdigest()
-        if self.num_rows != self._expected:
+    def seal(self) -> tuple[str, int, str, int]:
+        """Completes the file's content. Returns its name, size, sha256 and number of rows. Only `commit` may follow."""
+        nbytes, sha256 = self.row.file_nbytes(self.num_rows), self.sha256.hexdigest()
+        if self.num_rows != self.expected:
             with naming(self.path):
                 os.lseek(self.descriptor, 0, os.SEEK_SET)
-                write_all(self.descriptor, self._row.file_header(self.num_rows))
+                write_all(self.descriptor, self.row.file_header(self.num_rows))
+                os.ftruncate(self.descriptor, nbytes)  # space may be reserved for more
                 sha256 = pour(lambda offset, buffer: os.preadv(self.descriptor, [buffer], offset), nbytes)
-        return ArrayShard(self.path.name, nbytes, sha256, self.num_rows, self._row)
+        return self.path.name, nbytes, sha256, self.num_rows

@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -131,6 +132,7 @@ def open_storage(place: str | os.PathLike[str]) -> Storage:
     return RemoteStorage(place) if is_url(place) else FolderStorage(place)
 
 
+@dataclass(eq=False)
 class FileCopier:
     """Copies files of `storage` in `workers` threads, whose names start with `name`, until `stop` is set.
 
@@ -138,25 +140,18 @@ class FileCopier:
     file starts again, and with `total`, the bytes of all files.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        workers: int,
-        name: str,
-        on_progress: Callable[[int, int], None] | None = None,
-        total: int = 0,
-        stop: Flag | None = None,
-    ) -> None:
-        if workers < 1:
-            raise ValueError(f"workers must be at least 1; found {workers}")
-        self.copied: list[FileEntry] = []
-        """The files that have been copied so far, complete and durable."""
-        self.total = total
-        self._storage = storage
-        self._workers = workers
-        self._name = name
-        self._on_progress = on_progress
-        self._stop = stop or Flag()
+    storage: Storage
+    workers: int
+    name: str
+    on_progress: Callable[[int, int], None] | None = None
+    total: int = 0
+    stop: Flag = field(default_factory=Flag)
+    copied: list[FileEntry] = field(default_factory=list, init=False)
+    """The files that have been copied so far, complete and durable."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"workers must be at least 1; found {self.workers}")
         self._failed = Flag()
 
     def copy(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> None:
@@ -202,7 +197,7 @@ class FileCopier:
                 self._failed.set()
                 raise
 
-        with ThreadPool(self._workers, self._name) as pool:
+        with ThreadPool(self.workers, self.name) as pool:
             try:
                 for _ in pool.map(work, entries):
                     pass
@@ -212,7 +207,7 @@ class FileCopier:
 
     def ends(self) -> bool:
         """Returns whether copying ends early: `stop` is set, or a file has failed."""
-        return self._failed.is_set() or self._stop.is_set()
+        return self._failed.is_set() or self.stop.is_set()
 
     def _copy(self, path: Path | FileAt, entry: FileEntry) -> None:
         found = ""
@@ -221,7 +216,7 @@ class FileCopier:
                 with naming(path):
                     reserve(file.descriptor, entry.nbytes)
                 with synced_writes(path, file.descriptor) as write:
-                    found = self._pour(self._storage.read_into, entry, write)
+                    found = self._pour(self.storage.read_into, entry, write)
                 if found == entry.sha256:
                     file.commit()
                     self.copied.append(entry)
@@ -232,14 +227,14 @@ class FileCopier:
     def damaged(self, entry: FileEntry, found: str) -> FormatError:
         """Returns the FormatError for a file of the storage whose sha256 is `found`."""
         return FormatError(
-            f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: the source is damaged; "
-            f"`shardio verify {self._storage.name}` names the samples, and says how to repair it"
+            f"{self.storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: the source is damaged; "
+            f"`shardio verify {self.storage.name}` names the samples, and says how to repair it"
         )
 
     def count(self, nbytes: int) -> None:
         """Reports `nbytes` more bytes, or fewer if negative, to `on_progress`."""
-        if self._on_progress is not None:
-            self._on_progress(nbytes, self.total)
+        if self.on_progress is not None:
+            self.on_progress(nbytes, self.total)
 
     def _pour(self, read_into: Read, entry: FileEntry, write: Callable[[memoryview], object] | None = None) -> str:
         """Reads a file by `read_into`, and passes each piece to `write`. Returns the file's sha256."""

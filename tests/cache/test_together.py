@@ -258,11 +258,11 @@ FETCHING = """
 import threading
 run = together.Together.run
 def fetching(self):
-    entry = next(entry for entry in self._files if entry.file == "train-00001.npy")
-    start, stop = (self._partial.blocks[entry].start(block) for block in (1, 2))
-    self._partial.mark(entry, partial_copy.COMING, start, stop)
+    entry = next(entry for entry in self.files if entry.file == "train-00001.npy")
+    start, stop = (self.partial.blocks[entry].start(block) for block in (1, 2))
+    self.partial.mark(entry, partial_copy.COMING, start, stop)
     block = memoryview(open(f"{src}/{entry.file}", "rb").read()[start:stop])
-    threading.Timer(0.5, self._partial.write, (entry, start, block)).start()
+    threading.Timer(0.5, self.partial.write, (entry, start, block)).start()
     run(self)
 if rank == 0:
     together.Together.run = fetching

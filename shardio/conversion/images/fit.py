@@ -8,14 +8,14 @@ the same bytes as torch, and resizes only the part of the picture that the sampl
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.images.decode import DecodeOptions
+from shardio.conversion.images.decode import WHITE, Color, DecodedImage, decode_image
 from shardio.conversion.images.headers import check_pixels
 from shardio.conversion.options import ConvertOptions, FitMode, Quality, Resample
 from shardio.errors import DecodeError
@@ -43,17 +43,16 @@ class Fit:
     size: tuple[int, int] = (256, 256)
     mode: FitMode = "crop"
     resample: Resample = "bicubic"
-    decode: DecodeOptions = field(default_factory=DecodeOptions)
+    exif_rotate: bool = False
+    background: Color = WHITE
     quality: Quality = "exact"
     """With "fast", a JPEG may be decoded at a reduced size, not below `least_size`. "exact" decodes the full size."""
 
     @classmethod
     def of(cls, options: ConvertOptions) -> Fit:
         """Returns the Fit of a conversion's options. Raises ValueError if the options are invalid together."""
-        size: Any = options.size
-        color: Any = options.background
-        decode = DecodeOptions(options.exif_rotate, color)
-        return cls(size, options.fit, options.resample, decode, options.quality)
+        size, color = cast(Any, (options.size, options.background))
+        return cls(size, options.fit, options.resample, options.exif_rotate, color, options.quality)
 
     def __post_init__(self) -> None:
         if (
@@ -62,6 +61,10 @@ class Fit:
             or not all(type(n) is int and 0 < n <= MAX_SIDE for n in self.size)
         ):
             raise ValueError(f"size must be (height, width), each from 1 to {MAX_SIDE}; found {self.size!r}")
+        if type(self.exif_rotate) is not bool:
+            raise ValueError(f"exif_rotate must be True or False; found {self.exif_rotate!r}")
+        if len(self.background) != 3 or not all(type(n) is int and 0 <= n <= 255 for n in self.background):
+            raise ValueError(f"background must be (red, green, blue), each from 0 to 255; found {self.background!r}")
         if self.mode == "adm" and (self.size[0] != self.size[1] or self.resample != "bicubic"):
             found = f"size {self.size} and {self.resample!r}"
             raise ValueError(f"fit 'adm' needs a square size and resample 'bicubic', found {found}: pass fit 'crop'")
@@ -107,6 +110,11 @@ class Fit:
         resized = self.placement(height, width).resized
         return 2 * resized[0], 2 * resized[1]
 
+    def decode(self, image: object) -> DecodedImage:
+        """Returns the decoded pixels of an image, to pass to `apply`. Raises the errors of `decode_image`."""
+        least_size = self.least_size if self.quality == "fast" else None
+        return decode_image(image, exif_rotate=self.exif_rotate, background=self.background, least_size=least_size)
+
     def apply(
         self,
         pixels: NDArray[np.uint8],
@@ -136,10 +144,11 @@ class Fit:
             sample[:] = resized[top : top + self.size[0], left : left + self.size[1]]
             return sample
         # The last rows and columns of a reduced picture may belong to it in part.
-        extent = (height / reduction, width / reduction)
-        factors = None if extent == pixels.shape[:2] else _factors(placement.resized, extent)
+        sides, extent = pixels.shape[:2], (height / reduction, width / reduction)
+        factors = None
+        if extent != sides:  # slightly more than the quotients, as torch rounds side times factor down to the new side
+            factors = [new / old * (1 + 2**-40) for new, old in zip(placement.resized, extent, strict=True)]
         if not self.needs_torch:
-            sides = pixels.shape[:2]
             scales = [side / new for side, new in zip(sides, placement.resized, strict=True)]
             if factors is not None:
                 scales = [1 / factor for factor in factors]
@@ -208,23 +217,15 @@ def _nearest(target: int, start: int, resized: int, side: int) -> NDArray[np.int
     return (2 * (np.arange(target, dtype=np.int64) + start) + 1) * side // (2 * resized)
 
 
-def _factors(size: tuple[int, int], extent: tuple[float, float]) -> tuple[float, float]:
-    """Returns the scale factors (rows, columns) that torch needs to resize from `extent` to `size`.
-
-    torch rounds side times factor down to the new side, so the factors are slightly larger than the exact quotients.
-    """
-    return size[0] / extent[0] * (1 + 2**-40), size[1] / extent[1] * (1 + 2**-40)
-
-
 def resize_pixels(
     pixels: NDArray[np.uint8],
     size: tuple[int, int],
     resample: Resample,
-    factors: tuple[float, float] | None = None,
+    factors: list[float] | None = None,
 ) -> NDArray[np.uint8]:
     """Returns pixels, uint8 (height, width, channels), resized by torch to `size`, a (height, width).
 
-    `factors` are the scale factors from `_factors`; by default they are the quotients of the sizes.
+    `factors` are the scale factors of rows and columns; by default they are the quotients of the sizes.
     """
     if pixels.shape[:2] == size:
         return pixels
@@ -233,9 +234,7 @@ def resize_pixels(
     # Batch first, then permute: this way round torch sees channels_last and takes its fast kernel, which also writes
     # channels_last. The other way round costs twice the time.
     batch = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)
-    if factors is None:
-        resized = torch.nn.functional.interpolate(batch, size=size, mode=resample, antialias=True)
-    else:
-        resized = torch.nn.functional.interpolate(batch, scale_factor=list(factors), mode=resample, antialias=True)
+    target: Any = {"size": size} if factors is None else {"scale_factor": factors}
+    resized = torch.nn.functional.interpolate(batch, mode=resample, antialias=True, **target)
     result: NDArray[np.uint8] = resized[0].permute(1, 2, 0).numpy()
     return result

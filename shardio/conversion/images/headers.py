@@ -356,7 +356,7 @@ def _find_webp_chunk(data: bytes, name: bytes) -> bytes | None:
 
 # --- Exif 2.32, in the layout of TIFF 6.0 -----------------------------------------------------------------------------
 
-_ORIENTATION = 0x0112
+ORIENTATION = 0x0112
 _SHORT = 3
 _ENTRY_NBYTES = 12
 _BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
@@ -376,7 +376,7 @@ def _orientation_in(block: bytes) -> int:
     for entry in range(first, first + number(directory, 2) * _ENTRY_NBYTES, _ENTRY_NBYTES):
         if entry + _ENTRY_NBYTES > len(tiff):
             break
-        if number(entry, 2) == _ORIENTATION:
+        if number(entry, 2) == ORIENTATION:
             value = number(entry + 8, 2)
             is_valid = number(entry + 2, 2) == _SHORT and number(entry + 4, 4) == 1 and 1 <= value <= 8
             return value if is_valid else UPRIGHT

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -126,7 +126,10 @@ class Listing:
             if repeated is None or not self.may_rename:
                 break
         if repeated is not None:
-            self._refuse_repeats(chain.from_iterable(sources.values()), chain.from_iterable(splits.values()))
+            first_of_key: dict[bytes, Found] = {}
+            for source, one in zip(chain(*sources.values()), chain(*splits.values()), strict=True):
+                if (other := first_of_key.setdefault(source.key, one)) is not one:
+                    self.refuse_repeat(one, other)
         self.check()
         places = [source.place for source in chain.from_iterable(sources.values())]
         if isinstance(first := places[0], Fault) and all(isinstance(place, Fault) for place in places):
@@ -187,12 +190,6 @@ class Listing:
                 label, wrong = 0, "a label, because other images of the split have labels"
             fault = self.refuse(one, wrong, one.label) if wrong and has_labels else None
             yield Source(self.key(split, one, name, again), label if has_labels else None, fault or one.place)
-
-    def _refuse_repeats(self, sources: Iterable[Source], found: Iterable[Found]) -> None:
-        first: dict[bytes, Found] = {}
-        for source, one in zip(sources, found, strict=True):
-            if (other := first.setdefault(source.key, one)) is not one:
-                self.refuse_repeat(one, other)
 
     def _check_keys(self, sources: Mapping[str, Sequence[Source]]) -> None:
         for split, some in sources.items():

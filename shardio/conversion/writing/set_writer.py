@@ -297,7 +297,7 @@ class ShardWriter:
         for name, state in self._splits.items():
             self._finish_shard(state)
             if state.num_samples:
-                key_nbytes = key_field_nbytes(max(len(key) for rows in state.rows for key in rows.keys))
+                key_nbytes = key_field_nbytes(max(len(key) for rows in state.rows for _, key, *_ in rows.values))
                 rows = np.concatenate([rows.to_array(key_nbytes, has_label=has_label) for rows in state.rows])
                 arrays = {name: array.finish() for name, array in state.arrays.items()}
                 splits[name] = SplitContent(state.shards, rows, arrays, self.squashed)

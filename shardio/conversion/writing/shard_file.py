@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import math
 import os
 from collections import deque
@@ -32,14 +31,14 @@ from shardio.format.layout import (
     check_sample_shape,
     crc32,
     index_dtype,
+    pixels_row,
     sample_nbytes,
-    shard_header,
-    shard_nbytes,
 )
-from shardio.system.files import AtomicFile, reserve, write_all
+from shardio.sets.rows import RowsFile
+from shardio.system.files import reserve
 from shardio.system.machine import filesystem_kind, is_network
 from shardio.system.opening import naming
-from shardio.system.pour import ALIGNMENT, BackgroundSync, aligned_empty, pour, set_direct
+from shardio.system.pour import ALIGNMENT, BackgroundSync, aligned_empty, set_direct
 
 # Large enough for any disk to stream, small enough that dozens of writers fit in memory.
 BLOCK_NBYTES = 8 << 20
@@ -53,79 +52,52 @@ _DIRECT_NBYTES = 64 << 20
 class IndexRows:
     """The index rows of the samples written so far, in order."""
 
-    labels: list[int | None] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
-    source_widths: list[int] = field(default_factory=list)
-    source_heights: list[int] = field(default_factory=list)
-    crc32s: list[int] = field(default_factory=list)
+    values: list[tuple[int | None, bytes, int, int, int]] = field(default_factory=list)
+    """The label, the key, the width and height of the source, and the crc32 of each sample."""
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.values)
 
     def append(self, *, label: int | None, key: bytes, source_size: tuple[int, int], crc32: int) -> None:
         """Appends a row. `label` is None if labels are not integers, or missing; `source_size` is (height, width)."""
-        self.labels.append(label)
-        self.keys.append(key)
-        self.source_heights.append(source_size[0])
-        self.source_widths.append(source_size[1])
-        self.crc32s.append(crc32)
+        self.values.append((label, key, source_size[1], source_size[0], crc32))
 
     def to_array(self, key_nbytes: int, *, has_label: bool) -> NDArray[np.void]:
         """Returns the rows as an array of `index_dtype(key_nbytes, has_label=has_label)`."""
-        rows = np.zeros(len(self), index_dtype(key_nbytes, has_label=has_label))
-        if has_label:
-            rows["label"] = self.labels
-        rows["key"] = self.keys
-        rows["source_width"] = self.source_widths
-        rows["source_height"] = self.source_heights
-        rows["crc32"] = self.crc32s
-        return rows
+        dtype = index_dtype(key_nbytes, has_label=has_label)
+        return np.array([row if has_label else row[1:] for row in self.values], dtype)
 
 
-class ShardFileWriter:
+class ShardFileWriter(RowsFile):
     """Writes one shard under a temporary name. `finish` publishes the shard; without it, the `with` block discards it.
 
     `reserve_samples` is the expected number of samples: the disk allocates space for them at once. A different number
     of samples works too, but the file is then read once more for its checksum. Not thread safe.
 
-        with ShardFileWriter(path, (256, 256, 3), reserve_samples=1000) as shard:
-            shard.append(pixels, label=3, key=b"n01440764/x.JPEG", source_size=(375, 500))
-            entry = shard.finish()
-
     `append` copies the pixels. `take_block` and `write_block` avoid the copy for a caller that makes samples in place.
     """
 
     def __init__(self, path: Path, sample_shape: SampleShape, reserve_samples: int = 0) -> None:
-        self.path = path
         self.sample_shape = check_sample_shape(sample_shape)
         self.rows = IndexRows()
-        self._reserve_samples = reserve_samples
         self._block: NDArray[np.uint8] | None = None  # of `append`
         self._filled = 0
         self._writing: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
         self._write_thread = ThreadPoolExecutor(1, "shardio-write")
         self._sync = BackgroundSync("shardio-sync")
         self._direct = False
-        header = shard_header(reserve_samples, sample_shape)
-        # Correct if all expected samples come, which is the usual case.
-        self._sha256 = hashlib.sha256(header)
-        self._file = AtomicFile(path)
-        try:
-            self._begin(header)
-        except BaseException:
-            self._file.discard()
-            raise
+        super().__init__(path, pixels_row(self.sample_shape), reserve_samples)
 
-    def _begin(self, header: bytes) -> None:
-        descriptor, nbytes = self._file.descriptor, shard_nbytes(self._reserve_samples, self.sample_shape)
-        with naming(self.path):
-            if self._reserve_samples:
-                reserve(descriptor, nbytes)
-            write_all(descriptor, header)
+    def _start(self, header: bytes) -> None:
+        nbytes = self.row.file_nbytes(self.expected)
+        if self.expected:
+            with naming(self.path):
+                reserve(self.descriptor, nbytes)
+        super()._start(header)
         # The clients of network filesystems pipeline writes from the page cache.
         if nbytes >= _DIRECT_NBYTES and not is_network(filesystem_kind(self.path.parent)):
             with contextlib.suppress(OSError):  # a filesystem that cannot
-                set_direct(descriptor)
+                set_direct(self.descriptor)
                 self._direct = True
 
     def __enter__(self) -> ShardFileWriter:
@@ -174,7 +146,7 @@ class ShardFileWriter:
         """
         runs = [block[rows[0] : rows[-1] + 1] for rows in _stretches(kept) if len(rows)]
         for run in runs:
-            self._sha256.update(run.data)
+            self.sha256.update(run.data)
         self._writing.append((self._write_thread.submit(self._write, runs), block))
 
     def _write(self, runs: Sequence[NDArray[np.uint8]]) -> None:
@@ -187,7 +159,7 @@ class ShardFileWriter:
                 view = run.data.cast("B")
                 while view:
                     try:
-                        written = os.write(self._file.descriptor, view)
+                        written = os.write(self.descriptor, view)
                     except OSError as error:
                         if not self._direct or error.errno != errno.EINVAL:
                             raise
@@ -195,11 +167,11 @@ class ShardFileWriter:
                         continue
                     view = view[written:]
                     unsynced_nbytes += 0 if self._direct else written
-            self._sync.wrote(unsynced_nbytes, partial(os.fdatasync, self._file.descriptor))
+            self._sync.wrote(unsynced_nbytes, partial(os.fdatasync, self.descriptor))
 
     def _use_page_cache(self) -> None:
         with contextlib.suppress(OSError):  # a filesystem that cannot pass it
-            set_direct(self._file.descriptor, False)
+            set_direct(self.descriptor, False)
         self._direct = False
 
     def _oldest_written(self) -> NDArray[np.uint8]:
@@ -219,35 +191,24 @@ class ShardFileWriter:
 
         No more samples can be appended. Raises ValueError if the shard has no sample.
         """
-        num_samples = len(self.rows)
-        if not num_samples:
+        self.num_rows = len(self.rows)
+        if not self.num_rows:
             raise ValueError(f"{self.path}: a shard needs at least one sample")
         self._flush()
         while self._writing:
             self._oldest_written()
-        nbytes = shard_nbytes(num_samples, self.sample_shape)
-        sha256 = self._sha256.hexdigest()
         with naming(self.path):
             self._sync.finish()
-            if num_samples != self._reserve_samples:
-                descriptor = self._file.descriptor
-                self._use_page_cache()
-                os.lseek(descriptor, 0, os.SEEK_SET)
-                write_all(descriptor, shard_header(num_samples, self.sample_shape))
-                os.ftruncate(descriptor, nbytes)
-                sha256 = pour(lambda offset, buffer: os.preadv(descriptor, [buffer], offset), nbytes)
-        return ShardEntry(self.path.name, nbytes, sha256, num_samples)
-
-    def commit(self) -> None:
-        """Flushes the completed shard to disk, and renames it to its final name."""
-        self._file.commit()
+        if self.num_rows != self.expected:
+            self._use_page_cache()
+        return ShardEntry(*self.seal())
 
     def __exit__(self, *_: object) -> None:
         try:
             self._write_thread.shutdown(cancel_futures=True)  # before the descriptor is closed
             self._sync.close()
         finally:
-            self._file.discard()
+            self.discard()
 
 
 def samples_per_shard(shard_nbytes: int, sample_nbytes: int) -> int:
