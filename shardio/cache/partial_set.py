@@ -155,23 +155,19 @@ class PartialTable(MappedTable):
             self._fetch(index, out[line])
 
     def copy_windows(
-        self,
-        indices: NDArray[np.int64],
-        out: NDArray[np.uint8],
-        windows: Windows,
-        shape: SampleShape,
-        places: Places = None,
+        self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows, shape: SampleShape
     ) -> None:
         here, away = self._split(indices)
         if not len(away):
-            super().copy_windows(indices, out, windows, shape, places)
+            super().copy_windows(indices, out, windows, shape)
             return
         _, width, channels = shape
-        nbytes = windows.num_pixels * channels
-        starts = nbytes.cumsum() - nbytes if places is None else places
-        super().copy_windows(indices[here], out, windows[here], shape, starts[here])
+        places = np.split(out, (windows.num_pixels * channels).cumsum()[:-1])
+        for number in here.tolist():
+            one = slice(number, number + 1)
+            super().copy_windows(indices[one], places[number], windows[one], shape)
         for number in away.tolist():
-            place = out[starts[number] : starts[number] + nbytes[number]]
+            place = places[number]
             rows, columns = windows.part(number)
             lines = np.empty((rows.stop - rows.start, width, channels), np.uint8)
             self._fetch(int(indices[number]), lines.reshape(-1), rows.start * width * channels)

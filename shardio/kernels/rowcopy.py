@@ -19,7 +19,7 @@ from shardio.kernels import _rowcopy as _native
 FORMS: tuple[str, ...] = tuple(filter(None, _native.KERNELS))
 """The variants of the kernel that this processor can run, such as "avx2". All copy the same bytes."""
 Places: TypeAlias = NDArray[np.int64] | None
-"""Where each row or window goes: the index of its row in `out`, or its first byte. None: one after the other."""
+"""Where each row goes: its index in `out`. None: one after the other."""
 
 
 Number = TypeVar("Number", bound=np.generic)
@@ -116,10 +116,8 @@ def copy_rows(
         raise ValueError(f"out must have the shape {(len(numbers), rows.shape[1])}; found the shape {out.shape}")
     if lines is not None:
         _check_numbers(lines, count)  # products of larger numbers would wrap around
-    places = None if lines is None else _int64(lines * nbytes)
-    how = None, None, None, 0, places
-    done: int = _native.copy(rows, nbytes, _int64(numbers), *how, out, _native.KERNELS.index(form))
-    return done
+    how = None, None, None, 0, None if lines is None else _int64(lines * nbytes)
+    return _native.copy(rows, nbytes, _int64(numbers), *how, out, _native.KERNELS.index(form))
 
 
 def copy_windows(
@@ -128,14 +126,13 @@ def copy_windows(
     windows: Windows,
     out: NDArray[np.uint8],
     form: str = _native.BEST,
-    places: Places = None,
 ) -> int:
     """Copies windows[i] of image images[numbers[i]] into `out`, for each i. Returns how many windows were copied.
 
     `images` is (n, height, width, channels); images and `out` are C-contiguous. `out` has as many bytes as all windows
-    together, and gets one window after the other. With `places`, window i begins at byte places[i] of `out`, and `out`
-    may be larger. The count is lower than len(windows) only if windows[count] could not be read from storage. Raises
-    IndexError, before anything is copied, if a number is not from 0 to n - 1, or a window is not inside its image.
+    together, and gets one window after the other. The count is lower than len(windows) only if windows[count] could not
+    be read from storage. Raises IndexError, before anything is copied, if a number is not from 0 to n - 1, or a window
+    is not inside its image.
     """
     num_images, height, width, channels = images.shape
     if len(windows) != len(numbers):
@@ -143,24 +140,23 @@ def copy_windows(
     _check_numbers(numbers, num_images)
     windows.check_inside(height, width)
     nbytes = windows.num_pixels * channels
-    if places is None and nbytes.sum() != out.nbytes:
+    if nbytes.sum() != out.nbytes:
         raise ValueError(f"out must have {nbytes.sum()} bytes, like all windows together; found {out.nbytes} bytes")
     stride = width * channels
     starts = windows.tops * stride + windows.lefts * channels
     # The lines of one that is as wide as its image lie side by side.
     wide = windows.widths == width
     pieces = np.where(wide, 1, windows.heights)
-    done: int = _native.copy(
+    return _native.copy(
         images,
         height * stride,
         _int64(numbers),
         *(_int64(starts), _int64(pieces), _int64(nbytes // pieces)),
         stride,
-        None if places is None else _int64(places),
+        None,
         out,
         _native.KERNELS.index(form),
     )
-    return done
 
 
 def copy_spans(memory: NDArray[np.uint8], places: NDArray[np.int64], out: NDArray[np.uint8]) -> int:

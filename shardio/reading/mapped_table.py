@@ -103,26 +103,18 @@ class MappedTable(RowMapping):
             self._insist(copy, indices, name, done)
 
     def copy_windows(
-        self,
-        indices: NDArray[np.int64],
-        out: NDArray[np.uint8],
-        windows: Windows,
-        shape: SampleShape,
-        places: Places = None,
+        self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows, shape: SampleShape
     ) -> None:
         """Copies a window of each sample's image into `out`, uint8 (n,), one after the other. The samples must exist.
 
-        With `places`, window i begins at byte places[i] of `out`. `shape` is (height, width, channels) of an image.
-        Raises the errors of `copy`.
+        `shape` is (height, width, channels) of an image. Raises the errors of `copy`.
         """
         numbers = self.numbers(indices)
         images = self.rows.reshape(-1, *shape)
         ends = (windows.num_pixels * shape[2]).cumsum()
 
         def copy(done: int) -> int:
-            if places is None:
-                return copy_windows(images, numbers[done:], windows[done:], out[ends[done - 1] if done else 0 :])
-            return copy_windows(images, numbers[done:], windows[done:], out, places=places[done:])
+            return copy_windows(images, numbers[done:], windows[done:], out[ends[done - 1] if done else 0 :])
 
         if (done := copy(0)) < len(indices):
             self._insist(copy, indices, done=done)

@@ -44,9 +44,8 @@ KEPT = 12
 @pytest.fixture(params=FORMS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in ("copy_rows", "copy_windows"):
-        defaults = getattr(shardio.kernels.rowcopy, name).__defaults__
-        assert defaults[1:] == (None,)
-        monkeypatch.setattr(getattr(shardio.kernels.rowcopy, name), "__defaults__", (request.param, None))
+        copy = getattr(shardio.kernels.rowcopy, name)
+        monkeypatch.setattr(copy, "__defaults__", (request.param, *copy.__defaults__[1:]))
     return str(request.param)
 
 
