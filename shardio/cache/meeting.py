@@ -261,18 +261,18 @@ class Meeting:
         time.sleep(_POLL_SECONDS)
 
 
+@dataclass(eq=False)
 class Group:
     """Nodes that exchange bytes. All nodes must make the same calls in the same order.
 
     A call raises GroupBrokenError if a node has ended, or is silent for 30 seconds. Then only `leave` may follow.
     """
 
-    def __init__(self, gloo: Any, rank: int, members: tuple[Member, ...], stop: Flag) -> None:
-        self.rank = rank
-        """The number of this node in `members`."""
-        self.members = members
-        self._gloo = gloo
-        self._stop = stop
+    gloo: Any
+    rank: int
+    """The number of this node in `members`."""
+    members: tuple[Member, ...]
+    stop: Flag
 
     def __len__(self) -> int:
         return len(self.members)
@@ -281,7 +281,7 @@ class Group:
         """Fills `out`, uint8 (len(self) * n,), with every node's `mine`, uint8 (n,), in the order of `members`."""
         import torch
 
-        self._wait(lambda: self._gloo._allgather_base(torch.from_numpy(out), torch.from_numpy(mine)))
+        self._wait(lambda: self.gloo._allgather_base(torch.from_numpy(out), torch.from_numpy(mine)))
 
     def exchange(
         self, mine: NDArray[np.uint8], counts: Sequence[int], out: NDArray[np.uint8], out_counts: Sequence[int]
@@ -294,7 +294,7 @@ class Group:
         import torch
 
         self._wait(
-            lambda: self._gloo.alltoall_base(
+            lambda: self.gloo.alltoall_base(
                 torch.from_numpy(out), torch.from_numpy(mine), list(out_counts), list(counts)
             )
         )
@@ -304,7 +304,7 @@ class Group:
             work = start()
             pause = 1e-4
             while not work.is_completed():
-                if self._stop.is_set():
+                if self.stop.is_set():
                     raise GroupBrokenError("copying was stopped")
                 time.sleep(pause)
                 pause = min(2 * pause, _POLL_SECONDS)
@@ -314,7 +314,7 @@ class Group:
 
     def leave(self) -> None:
         """Ends this node's connections, so that the other nodes get a GroupBrokenError at once."""
-        gloo, self._gloo = self._gloo, None
+        gloo, self.gloo = self.gloo, None
         if hasattr(gloo, "abort"):  # in torch 2.4 this is what freeing it does
             gloo.abort()
 

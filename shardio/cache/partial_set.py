@@ -26,7 +26,7 @@ from shardio.format.opening import check_sha256, open_checked
 from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import StoredTable
 from shardio.reading.mapped_table import MappedTable
-from shardio.reading.reader import MappedReader, ReadCounts, Reader, Request, Views
+from shardio.reading.reader import MappedReader, ReadCounts, Reader, Request, Views, WrappingReader
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.files import write_all
@@ -273,7 +273,7 @@ class PartialSet(ShardSet):
         return file
 
 
-class PartialReader(Reader):
+class PartialReader(WrappingReader):
     """Reads a PartialSet, and changes to the complete copy at the start of the first epoch after it is complete.
 
     `settle` returns a reader of the complete copy, or None if the copy cannot be read alone yet.
@@ -283,13 +283,11 @@ class PartialReader(Reader):
     whole_lines = 1
 
     def __init__(self, shards: PartialSet, settle: Callable[[], Reader | None]) -> None:
-        super().__init__()
-        self.name = "staged"
-        self._shards = shards
-        self._settle = settle
         # Without tables to announce: the kernel cannot read ahead what is not here yet.
         self._first = MappedReader(shards, ())
-        self._reader: Reader = self._first
+        super().__init__(self._first)
+        self.name = "staged"
+        self._settle = settle
 
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
         self._reader.copy(name, indices, out, lines)
@@ -302,23 +300,11 @@ class PartialReader(Reader):
     ) -> None:
         self._reader.make_pixels(request, views, numbers, indices)
 
-    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        return self._shards.copy_column(name, indices)
-
-    def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
-        return self._shards.copy_crc32s(name, indices)
-
     def begin_epoch(self) -> bool:
         if self._reader is self._first and (settled := self._settle()) is not None:
             self._reader, self.name = settled, settled.name
-        return self._reader.begin_epoch()
-
-    def will_read(self, request: Request) -> None:
-        self._reader.will_read(request)
+        return super().begin_epoch()
 
     def counts(self) -> ReadCounts:
         readers = {self._first, self._reader}
         return ReadCounts(*map(sum, zip(*(reader.counts() for reader in readers), strict=True)))
-
-    def close(self) -> None:
-        self._reader.close()

@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from shardio.conversion.images.decode import JUNK
 from shardio.conversion.options import Progress
@@ -183,11 +182,12 @@ Tell = Callable[[Progress], None]
 class ImagesBar(Bar):
     """A progress bar that counts sources. Its rate leaves out sources kept from earlier calls."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(unit=" samples", smoothing=0.1, **options)
+    def __init__(self, on_progress: Tell | None = None) -> None:
+        super().__init__(unit=" samples", smoothing=0.1)
+        self._on_progress = on_progress
 
     def show(self, progress: Progress) -> None:
-        """Shows the progress. Can be passed to `convert` as `on_progress`."""
+        """Shows the progress, and passes it on to `on_progress`. Can be passed to `convert` as `on_progress`."""
         self.begun()
         if self.total is None:
             self.reset(progress.total)
@@ -202,6 +202,8 @@ class ImagesBar(Bar):
         self.set_description(f"copying out of SRC: {progress.spooled:,}" if spooling else None, refresh=False)
         self.set_postfix(refused=progress.refused, refresh=False)
         self.update(progress.done - self.n)
+        if self._on_progress is not None:
+            self._on_progress(progress)
 
 
 @contextlib.contextmanager
@@ -211,11 +213,5 @@ def bar_of(src: object, on_progress: Tell | None) -> Iterator[Tell]:
     Until the function is first called, the bar says that `src` is being scanned.
     """
     what = shortened(os.fspath(src), 30) if isinstance(src, (str, os.PathLike)) else "the dataset"
-    with ImagesBar() as bar, bar.before_it_begins(f"scanning {what}"):
-
-        def tell(progress: Progress) -> None:
-            bar.show(progress)
-            if on_progress is not None:
-                on_progress(progress)
-
-        yield tell
+    with ImagesBar(on_progress) as bar, bar.before_it_begins(f"scanning {what}"):
+        yield bar.show

@@ -30,6 +30,9 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
     Works in forked and in spawned DataLoader workers: a pickle holds the path, and each process maps the set again.
     """
 
+    _indices: NDArray[np.int64] | None = None
+    """The samples of a LoaderDataset; None for all samples of the split."""
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -67,12 +70,13 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
 
     @cached_property
     def targets(self) -> list[Any]:
-        """The labels of all samples, in order. Computed at the first access."""
-        labels: list[Any] = self.shards.labels.tolist()
-        return labels
+        """The labels of the dataset's samples, in order. Computed at the first access."""
+        labels = self.shards.labels
+        chosen: list[Any] = (labels if self._indices is None else labels[self._indices]).tolist()
+        return chosen
 
     def __len__(self) -> int:
-        return len(self.shards)
+        return len(self.shards) if self._indices is None else len(self._indices)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.shards}>"
@@ -126,16 +130,6 @@ class LoaderDataset(ShardDataset):
                 f"{name}: a ShardLoader does not build batches from its dataset; set the loader's transform instead"
             )
         super().__setattr__(name, value)
-
-    @cached_property
-    def targets(self) -> list[Any]:
-        """The labels of the dataset's samples, in order. Computed at the first access."""
-        labels = self.shards.labels
-        chosen: list[Any] = (labels if self._indices is None else labels[self._indices]).tolist()
-        return chosen
-
-    def __len__(self) -> int:
-        return len(self.shards) if self._indices is None else len(self._indices)
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         if self._indices is not None:

@@ -274,23 +274,12 @@ class MappedReader(Reader):
                 self._shards.will_read(request.indices, None if name else request.windows, name)
 
 
-class GuardedReader(Reader):
-    """Wraps a reader, and compares the crc32 of each sample with the stored crc32. Thread safe.
+class WrappingReader(Reader):
+    """Has `_reader` read the index, and announce samples. Subclasses copy pixels and arrays."""
 
-    If they differ, `second` reads the sample again, another way, because a page in memory may be wrong. If they differ
-    again, `copy` raises FormatError. `close` closes both readers.
-    """
-
-    def __init__(self, reader: Reader, shards: ShardSet, second: Reader) -> None:
+    def __init__(self, reader: Reader) -> None:
         super().__init__()
-        self.num_threads = reader.num_threads
         self._reader = reader
-        self._shards = shards
-        self._second = second
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self._reader.name
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         return self._reader.column_of(name, indices)
@@ -303,6 +292,27 @@ class GuardedReader(Reader):
 
     def will_read(self, request: Request) -> None:
         self._reader.will_read(request)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class GuardedReader(WrappingReader):
+    """Wraps a reader, and compares the crc32 of each sample with the stored crc32. Thread safe.
+
+    If they differ, `second` reads the sample again, another way, because a page in memory may be wrong. If they differ
+    again, `copy` raises FormatError. `close` closes both readers.
+    """
+
+    def __init__(self, reader: Reader, shards: ShardSet, second: Reader) -> None:
+        super().__init__(reader)
+        self.num_threads = reader.num_threads
+        self._shards = shards
+        self._second = second
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self._reader.name
 
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
         self._reader.copy(name, indices, out, lines)

@@ -33,6 +33,9 @@ from shardio.system.opening import open_file
 # Asking a filesystem for sizes is waiting, on a network.
 _STAT_THREADS = 16
 
+# Enough that a random transform shows itself.
+_MOST_TRIED = 8
+
 _MASK_SUFFIXES = (".png", ".webp", ".PNG", ".WEBP")
 
 UNREADABLE: Final = "unreadable"
@@ -293,6 +296,12 @@ class FileOrigin(Origin):
                 continue
             found.append(state(path) if extent is None else f"{state(path)}\0{extent.offset} {extent.nbytes}")
         return found
+
+
+def some_of(count: int) -> list[int]:
+    """Returns up to 8 numbers from 0 to `count` - 1, evenly spaced: samples that tell datasets and files apart."""
+    numbers: list[int] = np.unique(np.linspace(0, count - 1, _MOST_TRIED).astype(np.int64)).tolist()
+    return numbers
 
 
 def digest(fingerprints: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardio.conversion.arrays import ARRAY, ArraySpec, Label, as_float32, declare, label_array, label_name
 from shardio.conversion.images.decode import check_object, decode_image
 from shardio.conversion.images.warned import KeptWarnings
-from shardio.conversion.sources.collection import Collection, DatasetItem, Item, Origin, Source, is_want
+from shardio.conversion.sources.collection import Collection, DatasetItem, Item, Origin, Source, is_want, some_of
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import DEFAULT_SPLIT, by_split, check_label
 from shardio.errors import DecodeError, SourceError, counted
@@ -29,9 +29,6 @@ from shardio.format.parse import check_text, first_repeated
 
 if TYPE_CHECKING:
     import torch
-
-# Items that are read, twice, before the conversion: enough that a random transform shows itself.
-_MOST_TRIED = 8
 
 
 class Dataset(Protocol):
@@ -163,7 +160,7 @@ def _look_at_one(split: str, dataset: Dataset, declared: tuple[ArraySpec, ...]) 
         arrays = _find_arrays(item, where, declared)
         return arrays, _label(_parts(item, where, not arrays)[1], where)
 
-    for number in _some(dataset):
+    for number in some_of(len(dataset)):
         with contextlib.suppress(DecodeError), KeptWarnings():  # an item may warn when it is freed, which is here
             return look(_get(split, dataset, number), f"dataset {split!r}, item {number}")
     return (), None
@@ -282,18 +279,12 @@ def _to_array(image: torch.Tensor) -> NDArray[np.uint8]:
     return array
 
 
-def _some(dataset: Dataset) -> list[int]:
-    """Returns the indices of up to 8 items, evenly spaced over the dataset."""
-    numbers: list[int] = np.unique(np.linspace(0, len(dataset) - 1, _MOST_TRIED).astype(np.int64)).tolist()
-    return numbers
-
-
 def _try_items(split: str, origin: DatasetOrigin) -> bytes:
     """Returns the joined sha256 digests of a few items, which distinguish the dataset from other datasets.
 
     Raises ValueError if an item differs when it is read again, and SourceError if none of the items can be read.
     """
-    numbers = _some(origin.datasets[split])
+    numbers = some_of(len(origin.datasets[split]))
     hashes = b""
     errors: list[DecodeError] = []
     for number in numbers:

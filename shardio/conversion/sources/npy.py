@@ -34,6 +34,7 @@ from shardio.conversion.sources.collection import (
     Source,
     identify,
     read_file,
+    some_of,
 )
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import known_split
@@ -47,9 +48,8 @@ from shardio.system.machine import memory_left
 from shardio.system.opening import check_unpacked, naming, open_untrusted
 
 _BLOCK_NBYTES = 8 << 20
-# Files of a tree that are read to find the first sound one, and rows of a file that are hashed to recognize it.
+# Files of a tree that are read to find the first sound one.
 _MOST_TRIED = 1000
-_MOST_HASHED = 8
 # What a plan and its tasks keep of a sample. A small file may claim to hold billions.
 _SOURCE_NBYTES = 300
 # At these bytes of a member's header in a zip are the lengths of its name and of the extra field; both come after it.
@@ -354,7 +354,7 @@ def _hash(origin: RowsOrigin, count: int) -> str:
     for name, member in origin.members.items():
         sha256.update(f"{name}\0{member.row}\0{member.header.shape[0]}\0{member.crc32}\0".encode())
     if ARRAY in origin.members and origin.members[ARRAY].crc32 is None:
-        for number in np.unique(np.linspace(0, count - 1, _MOST_HASHED).astype(np.int64)).tolist():
+        for number in some_of(count):
             with contextlib.suppress(DecodeError):
                 row = origin.read(Source(b"", None, Item(b"", number)))
                 sha256.update(row.arrays[ARRAY].tobytes())

@@ -121,15 +121,12 @@ class ShardWriter:
     - `labels`: "int64"; "float32" for numbers; ("float32", K) for vectors of K numbers; None for no labels
     - `classes`: names of the labels 0, 1, ..., or of the K numbers of a vector. Without names, labels may be any int64.
       `class_names` are readable names of the classes, in the same order
-    - `arrays`: values of a fixed shape for each sample, in files of their own, by name: (kind, dtype, shape)
+    - `arrays`: values of a fixed shape for each sample, in files of their own, by name: ("array", "float16", (768,)),
+      or for values of each pixel ("mask", "uint8", (224, 224)). `append` takes the values by the same names
     - `squashed`: images were resized to the set's shape without keeping their aspect ratios, as by `--fit squash`; a
       loader's transforms then treat an image as a picture of its `source_size`
 
-        arrays = {"mask": ("mask", "uint8", (224, 224)), "clip": ("array", "float16", (768,))}
-        with ShardWriter("masked/", (224, 224, 3), arrays=arrays) as writer:
-            writer.append(image, label, mask=mask, clip=vector)
-
-    A "mask" has the height and width of the pictures; an "array" is anything else. `out` must be missing or an empty
+    `out` must be missing or an empty
     folder. If the block raises, nothing is published or left in `out`. Not thread safe.
     """
 
