@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.array_files import PartWriter, make_values
+from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import (
@@ -78,7 +79,7 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Prepared
                 assert isinstance(found, DatasetItem)
                 return PreparedSample(source.key, found.label, (0, 0), 0, "", make_values(task, source, found, None))
             image, label = (found.image, found.label) if isinstance(found, DatasetItem) else (found, source.indexed)
-            decoded = fit.decode(image)
+            decoded = decode_image(image, fit.decode, least_size=fit.least_size if fit.quality == "fast" else None)
             fit.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
             arrays = make_values(task, source, found, decoded)
         except DecodeError as error:

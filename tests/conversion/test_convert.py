@@ -46,6 +46,7 @@ from storages import scan_tree
 from shardio.conversion import claim
 from shardio.conversion import task as shardtask
 from shardio.conversion.convert import Conversion, convert
+from shardio.conversion.images.decode import DecodeOptions, decode_image
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions, Progress, count_bad
 from shardio.conversion.plan import library_versions, order_sources
@@ -166,7 +167,10 @@ def test_a_conversion_in_another_thread_gives_the_same_bytes(
 # --- the right samples ------------------------------------------------------------------------------------------------
 
 
-def check_samples(src: Path, out: Path, fit: Fit, order: str = "shuffled") -> int:
+DEFAULTS = DecodeOptions()
+
+
+def check_samples(src: Path, out: Path, fit: Fit, order: str = "shuffled", options: DecodeOptions = DEFAULTS) -> int:
     """Compares all samples with the decoder and resizer, called by hand in the order of the plan. Returns the count."""
     tree = scan_tree(src)
     total = 0
@@ -178,7 +182,7 @@ def check_samples(src: Path, out: Path, fit: Fit, order: str = "shuffled") -> in
         pixels = np.concatenate(shards)
         for source in sources:
             if position < len(index) and index["key"][position] == source.key:
-                decoded = fit.decode((src / os.fsdecode(source.key)).read_bytes()).pixels
+                decoded = decode_image((src / os.fsdecode(source.key)).read_bytes(), options).pixels
                 np.testing.assert_array_equal(pixels[position], fit.apply(decoded), err_msg=str(source.key))
                 row = index[position]
                 assert row["label"] == source.label == sorted(tree.classes).index(source.key.split(b"/")[-2].decode())
@@ -256,9 +260,9 @@ def test_pictures_are_turned_and_laid_over_a_background_where_that_is_asked_for(
         Image.fromarray(random_picture(rng, 30, 50)).save(folder / f"{orientation}.jpg", exif=exif)
     rgba = np.dstack([random_picture(rng, 20, 20), np.zeros((20, 20), np.uint8)])
     Image.fromarray(rgba).save(folder / "0.png")
-    chosen = Fit((SIZE, SIZE), exif_rotate=True, background=(0, 128, 0))
+    chosen = DecodeOptions(exif_rotate=True, background=(0, 128, 0))
     convert(tmp_path / "src", out, **OPTIONS, exif_rotate=True, background="green", labels="folders")
-    assert check_samples(tmp_path / "src", out, chosen) == 9
+    assert check_samples(tmp_path / "src", out, Fit((SIZE, SIZE)), options=chosen) == 9
     shards = open_shards(out)
     sizes = {row["key"]: (int(row["source_height"]), int(row["source_width"])) for row in shards.index}
     for orientation in range(1, 9):

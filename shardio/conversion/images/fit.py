@@ -8,14 +8,14 @@ the same bytes as torch, and resizes only the part of the picture that the sampl
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.images.decode import WHITE, Color, DecodedImage, decode_image
+from shardio.conversion.images.decode import DecodeOptions
 from shardio.conversion.images.headers import check_pixels
 from shardio.conversion.options import ConvertOptions, FitMode, Quality, Resample
 from shardio.errors import DecodeError
@@ -43,16 +43,17 @@ class Fit:
     size: tuple[int, int] = (256, 256)
     mode: FitMode = "crop"
     resample: Resample = "bicubic"
-    exif_rotate: bool = False
-    background: Color = WHITE
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
     quality: Quality = "exact"
     """With "fast", a JPEG may be decoded at a reduced size, not below `least_size`. "exact" decodes the full size."""
 
     @classmethod
     def of(cls, options: ConvertOptions) -> Fit:
         """Returns the Fit of a conversion's options. Raises ValueError if the options are invalid together."""
-        size, color = cast(Any, (options.size, options.background))
-        return cls(size, options.fit, options.resample, options.exif_rotate, color, options.quality)
+        size: Any = options.size
+        color: Any = options.background
+        decode = DecodeOptions(options.exif_rotate, color)
+        return cls(size, options.fit, options.resample, decode, options.quality)
 
     def __post_init__(self) -> None:
         if (
@@ -61,10 +62,6 @@ class Fit:
             or not all(type(n) is int and 0 < n <= MAX_SIDE for n in self.size)
         ):
             raise ValueError(f"size must be (height, width), each from 1 to {MAX_SIDE}; found {self.size!r}")
-        if type(self.exif_rotate) is not bool:
-            raise ValueError(f"exif_rotate must be True or False; found {self.exif_rotate!r}")
-        if len(self.background) != 3 or not all(type(n) is int and 0 <= n <= 255 for n in self.background):
-            raise ValueError(f"background must be (red, green, blue), each from 0 to 255; found {self.background!r}")
         if self.mode == "adm" and (self.size[0] != self.size[1] or self.resample != "bicubic"):
             found = f"size {self.size} and {self.resample!r}"
             raise ValueError(f"fit 'adm' needs a square size and resample 'bicubic', found {found}: pass fit 'crop'")
@@ -109,11 +106,6 @@ class Fit:
         """
         resized = self.placement(height, width).resized
         return 2 * resized[0], 2 * resized[1]
-
-    def decode(self, image: object) -> DecodedImage:
-        """Returns the decoded pixels of an image, to pass to `apply`. Raises the errors of `decode_image`."""
-        least_size = self.least_size if self.quality == "fast" else None
-        return decode_image(image, exif_rotate=self.exif_rotate, background=self.background, least_size=least_size)
 
     def apply(
         self,
