@@ -700,29 +700,6 @@ def test_what_a_transform_makes_arrives_as_on_the_cpu(
                 torch.testing.assert_close(one.cpu(), other, rtol=rtol * one.is_floating_point(), atol=0)
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_an_error_on_the_host_is_raised_when_its_batch_is_due(path: Path, prefetch: int) -> None:
-    calls: list[None] = []
-
-    def fail(image: torch.Tensor) -> torch.Tensor:
-        calls.append(None)
-        if len(calls) == 2 * BATCH + 3:
-            raise OSError("this sample")
-        return image
-
-    with loader_on_cuda(path, transform=PerSample(fail), prefetch=prefetch) as loader:
-        batches = iter(loader)
-        for _ in range(2):
-            next(batches)
-            assert batches._flow is not None
-            while not all(pending.done() for _, pending in batches._flow._pending):
-                time.sleep(0.001)
-        with pytest.raises(OSError, match="this sample"):
-            next(batches)
-        del batches
-        assert loader.stats()["slots"] == loader.stats()["slots_free"]
-
-
 @pytest.mark.parametrize("transform", [RandomCrop(3), PART], ids=["crop", "function"])
 def test_mixup_before_what_only_the_cpu_does_is_refused_on_a_gpu(path: Path, transform: Transform) -> None:
     with loader_on_cuda(path, transform=Compose([Mixup(7), transform])) as loader:

@@ -30,6 +30,8 @@ import shardio.loading.pipeline
 import shardio.loading.ring
 import shardio.loading.state
 import shardio.loading.transform
+from shardio.augment import HorizontalFlip
+from shardio.augment.chain import Transform
 from shardio.errors import LaunchError
 from shardio.loading.loader import ShardLoader
 from shardio.loading.ring import Ring, Slot
@@ -126,11 +128,16 @@ def test_images_are_uint8_in_channels_last_memory(shape: tuple[int, int, int], m
 # How long a batch is valid.
 
 
+@pytest.mark.parametrize("transform", [None, HorizontalFlip(0.0)], ids=["stored", "made by a transform"])
 def test_slots_are_reused_when_batches_are_dropped_and_freed_beyond_the_capacity(
-    loader_of: MakeLoader, living_slots: Callable[[], int]
+    transform: Transform | None, loader_of: MakeLoader, living_slots: Callable[[], int]
 ) -> None:
-    with loader_of(4, prefetch=2) as loader:
+    with loader_of(4, prefetch=2, transform=transform) as loader:
+        assert loader.stats()["roi"] is (transform is not None)
         held = [batch for _ in range(5) for batch in loader]
+        for batch in held:
+            check(batch)
+        del batch
         assert living_slots() >= loader.stats()["slots"] == len(held)
         assert loader.stats()["slots_free"] == 0
         held.clear()
@@ -601,6 +608,3 @@ def test_an_interrupt_anywhere_arrives_and_leaves_the_loader_usable(loader_of: M
             check(batch)
         point += 1
     assert point > 50
-
-
-# Fork.

@@ -190,22 +190,6 @@ def test_a_transform_may_be_set_between_epochs_and_not_in_one(path: Path, io: st
         loader.transform = None  # as nobody can go on with that epoch
 
 
-def test_held_batches_stay_as_they_are_and_a_steady_loop_makes_no_new_slot(path: Path) -> None:
-    with ShardLoader(path, 5, device="cpu", transform=USUAL, num_threads=2) as loader:
-        held = list(loader)
-        copies = [images.clone() for images, _ in held]
-        assert loader.stats()["slots"] >= len(held)
-        for _ in loader:
-            pass
-        assert all(torch.equal(images, copy) for (images, _), copy in zip(held, copies, strict=True))
-        made = loader.stats()["slots"]
-        del held, _
-        for _ in range(2):
-            for _images, _labels in loader:
-                pass
-        assert loader.stats()["slots"] == made
-
-
 @pytest.mark.parametrize(
     ("options", "made"),
     [
