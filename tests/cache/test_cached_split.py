@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import pickle
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from deadlines import until
+from disks import failing
 from folders import flip
 from pictures import sample_pixels
 
@@ -92,10 +93,7 @@ def read_epoch(loader: ShardLoader) -> list[tuple[torch.Tensor, ...]]:
 
 
 def wait_for(loader: ShardLoader, state: str = "complete") -> ShardLoader:
-    deadline = time.monotonic() + 60
-    while not (found := loader.stats()["staging"])["state"].startswith(state):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.01)
+    until(lambda: loader.stats()["staging"]["state"].startswith(state))
     return loader
 
 
@@ -170,10 +168,7 @@ def test_without_room_training_goes_on_and_says_so(src: Path, cache: Path, monke
 def test_samples_that_do_not_fit_on_the_disk_are_not_waited_for(
     src: Path, cache: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(partial_copy.PartialCopy, "add", full)
+    monkeypatch.setattr(partial_copy.PartialCopy, "add", failing(errno.ENOSPC))
     with loaded(src, cache) as loader:
         while len(gate.held) < 4:  # what the copying threads are held up at
             time.sleep(0.01)

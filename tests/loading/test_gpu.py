@@ -21,6 +21,7 @@ import pytest
 import torch
 from arrays import change_split, some_arrays
 from by_hand import Hand, flat
+from disks import raising
 from numpy.typing import NDArray
 from pictures import as_batch, random_pictures, sample_images
 from places import SUPPORT
@@ -112,10 +113,6 @@ def check() -> Check:
 @pytest.fixture
 def hand() -> Hand:
     return Hand(BATCH, SHAPE)
-
-
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def loader_on_cuda(path: Path, batch_size: int = BATCH, **options: object) -> ShardLoader:
@@ -423,7 +420,7 @@ def test_an_interrupt_while_waiting_for_copies_endangers_no_memory(
     for value in (1, 2, 3):
         hand.start(value)
     with monkeypatch.context() as patch:
-        patch.setattr(CudaTransfer, "wait", interrupt)
+        patch.setattr(CudaTransfer, "wait", raising(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             hand.prefetch.close()
     for value in range(4):
@@ -440,7 +437,7 @@ def test_an_interrupt_while_a_batch_is_taken_endangers_no_memory(
     busy(10)
     hand.start(1)
     with monkeypatch.context() as patch:
-        patch.setattr(torch.cuda, "current_stream", interrupt)
+        patch.setattr(torch.cuda, "current_stream", raising(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             hand.prefetch.take()
     gc.collect()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from deadlines import until
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
@@ -117,13 +117,6 @@ def announced(monkeypatch: pytest.MonkeyPatch) -> Announced:
     return Announced(monkeypatch)
 
 
-def wait_for(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not what():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.001)
-
-
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("depth", [0, 1, 3, 8])
 def test_each_batch_is_announced_once_before_it_is_read_and_not_too_early(
@@ -138,7 +131,7 @@ def test_each_batch_is_announced_once_before_it_is_read_and_not_too_early(
                 check(batch)
                 under_way = number + 1 + prefetch
                 assert len(announced.of("hint")) <= min(len(order), under_way + depth)
-                wait_for(lambda: len(announced.of("hint")) == min(len(order), under_way + depth))  # noqa: B023
+                until(lambda: len(announced.of("hint")) == min(len(order), under_way + depth))  # noqa: B023
             assert announced.of("hint") == announced.of("read") == order
             for indices in order:
                 assert announced.events.index(("hint", indices)) < announced.events.index(("read", indices))
@@ -190,7 +183,7 @@ def test_closing_does_not_wait_for_hints_that_are_queued(
         hinted.append(len(request))
         if len(hinted) == 3:
             entered.set()
-            wait_for(lambda: loader._pipeline._threads._closed.is_set())
+            until(lambda: loader._pipeline._threads._closed.is_set())
 
     monkeypatch.setattr(MappedReader, "will_read", slow)
     loader = loader_of("mmap", batch_size=3, num_threads=1, prefetch=0)

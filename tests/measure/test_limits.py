@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from disks import raising
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
@@ -111,10 +112,7 @@ def test_direct_reads_are_of_whole_samples_past_the_page_cache_by_all_threads(
 def test_an_error_in_a_thread_arrives_with_the_name_of_the_file(
     paged: ShardSet, monkeypatch: pytest.MonkeyPatch, function: str, error: Exception, match: str
 ) -> None:
-    def fail(*arguments: object) -> None:
-        raise error
-
-    monkeypatch.setattr(function, fail)
+    monkeypatch.setattr(function, raising(error))
     with closing(limits.direct_reads(paged, 0)) as steps, pytest.raises(type(error), match=match):
         next(steps)
 
