@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,20 +46,21 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         pytest.exit(reason, returncode=1)
 
 
+def lying_beside(name: str) -> Path:
+    if not (SHARED / name).is_dir():
+        pytest.skip(f"{name} is not beside this checkout")
+    return SHARED / name
+
+
 @pytest.fixture(scope="session")
 def imagenet_sample() -> Path:
-    folder = SHARED / "imagenet-sample"
-    if not folder.is_dir():
-        pytest.skip("the ImageNet sample is not beside this checkout")
-    return folder
+    return lying_beside("imagenet-sample")
 
 
 @pytest.fixture(scope="session")
 def bad_images() -> Path:
-    folder = SHARED / "badimages"
-    if not folder.is_dir():
-        pytest.skip("the collection of odd and damaged images is not beside this checkout")
-    return folder
+    """A collection of odd and damaged images."""
+    return lying_beside("badimages")
 
 
 @pytest.fixture
@@ -101,6 +103,13 @@ def no_waiting_for_the_disk(request: pytest.FixtureRequest) -> Iterator[None]:
         os.fsync = os.fdatasync = os.fstat  # which fails, too, if no file has the descriptor
     yield
     os.fsync, os.fdatasync = real
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    """Closes in the end what it is given."""
+    with ExitStack() as stack:
+        yield stack
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import run_python
+from command import printed_by
 from deadlines import must_not_block
+from disks import failing
 
 from shardio.cache import folder as module
 from shardio.cache import leases
@@ -250,9 +251,7 @@ try:
 except OSError as error:
     print(type(error).__name__, os.path.basename(error.filename))
 """
-    result = run_python("-c", code, cache.folder)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
+    return printed_by("-c", code, cache.folder).strip()
 
 
 def test_a_user_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> None:
@@ -609,11 +608,8 @@ def test_a_copy_is_gone_once_it_is_renamed_though_not_all_of_it_can_be_removed(
 ) -> None:
     put_copy(cache, A)
 
-    def rmtree(path: Path) -> None:
-        raise OSError(code, os.strerror(code), str(path))
-
     with monkeypatch.context() as patch:
-        patch.setattr(module.shutil, "rmtree", rmtree)
+        patch.setattr(module.shutil, "rmtree", failing(code))
         if is_error:
             with pytest.raises(OSError, match=r"\.evicted"):
                 cache.evict(keep=0)

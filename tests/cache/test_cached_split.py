@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import pickle
 import subprocess
 import sys
@@ -13,22 +12,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from deadlines import until
+from disks import failing
 from folders import flip
 from pictures import sample_pixels
 
 from shardio.cache import partial_copy
 from shardio.cache import partial_set as partialset
 from shardio.cache import stage as staging
-from shardio.cache.cached_split import open_source
 from shardio.cache.folder import Cache
 from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
 from shardio.loading.loader import ShardLoader
-from shardio.reading.choose import SplitSource
 from shardio.sets.storage import FolderStorage
 
 NUM_SAMPLES = 95  # in shards of ten
@@ -45,17 +43,9 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def each_row_is_a_block_and_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partialset, "_LOOK_SECONDS", -1.0)
-
-
-@pytest.fixture(autouse=True)
-def each_row_is_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial_copy, "_LEAST_NBYTES", 1)
-
-
-@pytest.fixture(autouse=True)
-def none_waits_for_a_copy_that_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial_copy, "_COMING_SECONDS", 0.0)
 
 
@@ -103,10 +93,7 @@ def read_epoch(loader: ShardLoader) -> list[tuple[torch.Tensor, ...]]:
 
 
 def wait_for(loader: ShardLoader, state: str = "complete") -> ShardLoader:
-    deadline = time.monotonic() + 60
-    while not (found := loader.stats()["staging"])["state"].startswith(state):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.01)
+    until(lambda: loader.stats()["staging"]["state"].startswith(state))
     return loader
 
 
@@ -117,6 +104,7 @@ def test_training_begins_before_anything_is_copied_and_ends_on_the_copy(src: Pat
         assert loader.stats()["staging"]["shards_here"] == 0
         assert gate.copied == ["train-index.npy"]
         assert len(gate.fetched) == 88
+        assert loader.stats()["read_nbytes"] == 88 * 90
         gate.opened.set()
         wait_for(loader)
         gate.fetched.clear()
@@ -180,10 +168,7 @@ def test_without_room_training_goes_on_and_says_so(src: Path, cache: Path, monke
 def test_samples_that_do_not_fit_on_the_disk_are_not_waited_for(
     src: Path, cache: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(partial_copy.PartialCopy, "add", full)
+    monkeypatch.setattr(partial_copy.PartialCopy, "add", failing(errno.ENOSPC))
     with loaded(src, cache) as loader:
         while len(gate.held) < 4:  # what the copying threads are held up at
             time.sleep(0.01)
@@ -206,6 +191,7 @@ def test_what_was_damaged_in_the_copy_is_read_from_the_source_and_copied_again(s
         read_epoch(loader)
         assert loader.stats()["read_retries"] > 0
         wait_for(loader)
+        assert other.stats()["io_reason"] == "asked for by io='pread'"
         assert len(list(batches)) == 10  # a reader that has the copy open goes on with it
         read_epoch(loader)  # mapped pages stay damaged, and are read from the source again
     after = {file.name: file.stat().st_ino for file in path.iterdir()}
@@ -369,46 +355,3 @@ def _copied(cache: Path) -> object:
         return load_manifest(folder)
     except SetNotFoundError:
         return None
-
-
-# --- the contract of every source of a split --------------------------------------------------------------------------
-
-NUM_SOURCE = 23
-
-
-@pytest.fixture(params=["local", "empty cache", "full cache"])
-def source(request: pytest.FixtureRequest, make_set: Callable[..., Path], tmp_path: Path) -> Iterator[SplitSource]:
-    path = make_set(NUM_SOURCE)
-    if request.param == "full cache":
-        staging.stage(path, tmp_path / "cache")
-    source = open_source(path, "train", None if request.param == "local" else tmp_path / "cache", None)
-    yield source
-    source.close()
-
-
-def test_a_source_opens_its_split_and_reads_and_rereads_every_sample(source: SplitSource) -> None:
-    indices = np.arange(NUM_SOURCE)[::-1].copy()
-    assert source.num_samples == NUM_SOURCE
-    shards = source.open(iter([indices]))
-    assert len(shards) == NUM_SOURCE
-    out = np.zeros((2, NUM_SOURCE, *shards.sample_shape), np.uint8)
-    reader, second = source.make_reader("auto", NUM_SOURCE), source.make_second()
-    reader.copy("", indices, out[0])
-    second.copy("", indices, out[1])
-    for index, one, other in zip(indices.tolist(), *out, strict=True):
-        assert np.array_equal(one, sample_pixels(index))
-        assert np.array_equal(other, sample_pixels(index))
-    assert reader.counts().nbytes == second.counts().nbytes == out[0].nbytes
-    reader.close()
-    second.close()
-
-
-def test_a_source_tells_why_it_reads_so_and_may_be_stopped_and_closed_again(source: SplitSource) -> None:
-    source.open([])
-    source.make_reader("pread", NUM_SOURCE)
-    told = source.describe()
-    assert set(told) == {"io_reason", "staging"}
-    assert "io='pread'" in told["io_reason"]
-    for _ in range(2):
-        source.stop()
-        source.close()

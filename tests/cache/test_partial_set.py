@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folders import flip
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
@@ -144,9 +145,7 @@ def test_an_index_that_is_there_is_not_fetched(src: Path, storage: CountingStora
 
 
 def test_an_index_that_was_damaged_is_refused(src: Path, storage: CountingStorage, copy: Copy) -> None:
-    with open(src / "train-index.npy", "r+b") as file:
-        file.seek(5000)
-        file.write(b"\xff")
+    flip(src / "train-index.npy", 5000)
     with pytest.raises(FormatError, match=r"train-index.npy: sha256: expected .*, found .*verify"):
         opened(storage, copy)
     with pytest.raises(SetNotFoundError, match="expected a split 'test', found train"):

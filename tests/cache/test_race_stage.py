@@ -9,18 +9,17 @@ import re
 from pathlib import Path
 
 import pytest
-from command import run_python
+from command import printed_by
 from places import CHAOS
 
 
 def test_processes_that_stage_and_evict_at_once_make_one_copy_and_lose_none(tmp_path: Path) -> None:
     words = ("--rounds", "8", "--processes", "12", "--seed", "1", "--folder", tmp_path)
-    result = run_python(CHAOS / "race_stage.py", *words)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.endswith("\n8 rounds of staging, 8 of eviction, 0 violations\n")
+    printed = printed_by(CHAOS / "race_stage.py", *words)
+    assert printed.endswith("\n8 rounds of staging, 8 of eviction, 0 violations\n")
     counts = {
         word: int(number)
-        for number, word in re.findall(r"(\d+) (files copied|processes served|killed|copies evicted)", result.stdout)
+        for number, word in re.findall(r"(\d+) (files copied|processes served|killed|copies evicted)", printed)
     }
     assert len(counts) == 4
     assert all(counts.values())
@@ -74,8 +73,7 @@ NAMED_TOO_EARLY = "partial_copy._part_of = lambda folder, entry: folder / entry.
 )
 def test_a_cache_that_is_not_careful_is_noticed(fault: str, noticed: str) -> None:
     # Processes must meet, or be killed, at the right moment: that takes a few rounds, and by chance many.
-    result = run_python("-c", CARELESS.format(fault=fault, rounds=48, noticed=noticed))
-    assert result.returncode == 0, result.stderr
-    assert re.search(noticed, result.stdout), result.stdout
+    printed = printed_by("-c", CARELESS.format(fault=fault, rounds=48, noticed=noticed))
+    assert re.search(noticed, printed), printed
     # These errors would be mistakes in the code of the fault.
-    assert not re.search("AttributeError|NameError|TypeError", result.stdout), result.stdout
+    assert not re.search("AttributeError|NameError|TypeError", printed), printed

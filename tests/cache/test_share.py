@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arrays import change_split, some_arrays, write_array
+from disks import failing
 from folders import contents, flip, used_nbytes
 
 from shardio.cache import filler as filling
@@ -166,11 +167,8 @@ def test_what_is_cut_missing_or_no_regular_file_is_copied(sets: tuple[Path, Path
 def test_without_hard_links_everything_is_copied(
     sets: tuple[Path, Path], cache: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    def refuse(*args: object, **options: object) -> None:
-        raise OSError(code, os.strerror(code))
-
     stage(sets[0], cache)
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", failing(code))
     report = stage(sets[1], cache)
     assert (report.num_linked, report.num_copied) == (0, report.num_files)
     assert verify(report.path).ok

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import assert_one_clear_error, shardio
+from command import shardio
 from folders import contents, flip, used_nbytes
 from pictures import sample_pixels
 from places import ROOT
@@ -674,18 +674,6 @@ def test_evict_says_what_went_and_what_is_in_use(make_set: Callable[..., Path], 
     report = json.loads(shardio("evict", cache, "--keep", "500GB", "--json").stdout)
     assert (report["removed"], report["kept"]) == ([], [])
     assert report["nbytes"] > two.nbytes
-
-
-def test_errors_of_both_commands_are_one_line(out: Path, cache: Path, tmp_path: Path) -> None:
-    assert_one_clear_error(shardio("stage", tmp_path / "none", cache), 1, "does not exist")
-    assert_one_clear_error(shardio("stage", out, out), 1, "expected a cache", "choose another folder")
-    assert_one_clear_error(shardio("evict", out, "--keep", "1GB"), 1, "expected a cache", "choose another folder")
-    assert_one_clear_error(shardio("evict", cache, "--keep", "1GB"), 1, str(cache))
-    assert_one_clear_error(shardio("evict", cache, "--keep", "most"), 2, "found 'most'")
-    assert_one_clear_error(shardio("evict", cache), 2, "Missing option '--keep'")
-    assert_one_clear_error(shardio("stage", out, cache, "--digest", "abc"), 2, "found 'abc'")
-    assert not cache.exists()
-    assert set(contents(out)) == {entry.file for entry in load_manifest(out).files} | {"manifest.json"}
 
 
 def test_ctrl_c_keeps_what_is_finished(out: Path, cache: Path) -> None:

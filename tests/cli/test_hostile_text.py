@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import shardio
+from folders import flip
 from pictures import random_picture, write_jpeg
 
 from shardio.cache.cached_split import CachedSplit
@@ -113,9 +114,7 @@ def test_commands_show_a_hostile_set_as_text(evil_set: Path, tmp_path: Path) -> 
 
 
 def test_commands_name_what_is_damaged_in_a_hostile_set_as_text(evil_set: Path, tmp_path: Path) -> None:
-    with open(evil_set / "train-00000.npy", "r+b") as file:
-        file.seek(4096)
-        file.write(b"\xff" * 48)
+    flip(evil_set / "train-00000.npy", 4096)
     assert_clean(shardio("verify", evil_set), code=1)
     evil_set = evil_set.rename(tmp_path / "set")
     assert_shows_only_text(*(problem.detail for problem in verify(evil_set).problems))
@@ -166,8 +165,7 @@ def test_conversions_of_hostile_names_show_text(evil_tree: Path, tmp_path: Path)
     same = ("--size", "8", "--max-bad", "1")
     assert_clean(shardio("convert", evil_tree, out, *same), code=0)
     assert_clean(shardio("convert", evil_tree, out, *same), code=0)
-    with open(out / "train-00000.npy", "r+b") as file:
-        file.truncate(4096)
+    os.truncate(out / "train-00000.npy", 4096)
     assert_clean(shardio("verify", out), code=1)
     next((evil_tree / "train" / "b").iterdir()).unlink()
     assert_clean(shardio("repair", out, evil_tree), code=1)
@@ -211,9 +209,7 @@ def test_a_terminal_of_few_characters_shows_the_others_escaped(make_set: Callabl
 
 
 def test_what_is_said_of_damaged_samples_and_failed_copies_is_text(evil_set: Path, tmp_path: Path) -> None:
-    with open(evil_set / "train-00000.npy", "r+b") as file:
-        file.seek(4096)
-        file.write(b"\xff" * 48)
+    flip(evil_set / "train-00000.npy", 4096)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with (

@@ -37,7 +37,10 @@ def latents(tmp_path: Path) -> Path:
 
 
 def test_info_says_which_parts_there_are(unlabeled: Path, latents: Path) -> None:
-    assert "train   9 samples in 1 shard, no labels\n" in call("info", unlabeled).stdout
+    text = call("info", unlabeled).stdout
+    assert "train   9 samples in 1 shard, no labels\n" in text
+    assert "array" not in text
+    assert "order" not in text
     text = call("info", latents).stdout
     assert "arrays, and no pixels" in text
     assert f"next: shardio find {latents}" in text
@@ -136,12 +139,6 @@ def test_info_of_a_damaged_set_tells_what_the_manifest_says(out: Path) -> None:
     assert "order 0: ? of 20 stored samples in use" in text
     assert "state   damaged: " in text
     assert "train-order-0.npy: expected a file of the shard set, found nothing" in text
-
-
-def test_info_of_a_set_without_arrays_says_nothing_of_them(make_set: Callable[..., Path]) -> None:
-    text = shardio("info", make_set(3)).stdout
-    assert "array" not in text
-    assert "order" not in text
 
 
 def test_list_publish_and_stage_take_all_files(out: Path, tmp_path: Path) -> None:

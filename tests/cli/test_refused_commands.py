@@ -38,6 +38,10 @@ USAGE = [
     ("replay {set} --batch-size 4 --consumed 62", "62"),
     ("replay {set} --batch-size 4 --step 1 --consumed 4", "give only one of them"),
     ("replay {set} --batch-size 4 --mix other", "SET=SHARE"),
+    ("stage {set} {tmp}/new --digest abc", "found 'abc'"),
+    ("stage a {tmp}/new --rendezvous node:29400", "--together"),
+    ("evict a --keep most", "found 'most'"),
+    ("evict a", "Missing option '--keep'"),
 ]
 """Wrong usage, with exit code 2."""
 ERRORS = [
@@ -47,6 +51,10 @@ ERRORS = [
     ("bench {tmp}", "{tmp}/manifest.json"),
     ("report {tmp}", "holds no shard set"),
     ("replay {set} --batch-size 4 --state /nowhere.json", "/nowhere.json"),
+    ("stage {tmp}/no {tmp}/new", "does not exist"),
+    ("stage {set} {set}", "choose another folder"),
+    ("evict {set} --keep 1GB", "choose another folder"),
+    ("evict {tmp}/new --keep 1GB", "{tmp}/new"),
 ]
 """Errors of files, with exit code 1."""
 

@@ -5,10 +5,10 @@ tests/loading/test_gpu.py has what is also true on a device.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,9 @@ STANDARD = Compose([RandomResizedCrop(4), HorizontalFlip(), Normalize("imagenet"
 
 
 @pytest.fixture
-def simulate() -> Iterator[Callable[..., Simulation]]:
+def simulate(closing: ExitStack) -> Callable[..., Simulation]:
     """simulate(seed, haste): a device for the rest of the test."""
-    with contextlib.ExitStack() as stack:
-        yield lambda *options, **named: stack.enter_context(Simulation(*options, **named))
+    return lambda *options, **named: closing.enter_context(Simulation(*options, **named))
 
 
 @pytest.fixture

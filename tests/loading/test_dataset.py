@@ -48,16 +48,6 @@ def collate_with_worker(samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.
     return images, labels, os.getpid(), torch.utils.data.get_worker_info().num_workers
 
 
-def test_indices_are_integers_of_samples_that_are_there(path: Path) -> None:
-    dataset = ShardDataset(path)
-    for index, error in ((NUM_SAMPLES, IndexError), (-NUM_SAMPLES - 1, IndexError), (1.0, TypeError), ("1", TypeError)):
-        with pytest.raises(error, match="index"):
-            dataset[index]  # type: ignore[index]
-    for indices, wrong in (([0, NUM_SAMPLES], IndexError), ([-1], IndexError), ([0.5, 1], ValueError)):
-        with pytest.raises(wrong, match="indices"):
-            dataset.__getitems__(indices)  # type: ignore[arg-type]
-
-
 def test_many_samples_come_with_one_gather(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = ShardDataset(path)
     calls: list[int] = []

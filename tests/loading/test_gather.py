@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from deadlines import in_time
+from disks import raising
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
@@ -155,11 +156,7 @@ def test_an_error_reaches_wait_with_its_traceback_and_no_other_batch(num_threads
 
 def test_a_wait_that_failed_fails_again() -> None:
     pending = pending_of(fresh_slot(), 9, 1)
-
-    def fail() -> None:
-        raise LookupError("no such row")
-
-    pending.run(fail, refused=False)
+    pending.run(raising(LookupError("no such row")), refused=False)
     for _ in range(2):
         with pytest.raises(LookupError, match="no such row"):
             pending.wait()

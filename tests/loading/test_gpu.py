@@ -21,6 +21,7 @@ import pytest
 import torch
 from arrays import change_split, some_arrays
 from by_hand import Hand, flat
+from disks import raising
 from numpy.typing import NDArray
 from pictures import as_batch, random_pictures, sample_images
 from places import SUPPORT
@@ -112,10 +113,6 @@ def check() -> Check:
 @pytest.fixture
 def hand() -> Hand:
     return Hand(BATCH, SHAPE)
-
-
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def loader_on_cuda(path: Path, batch_size: int = BATCH, **options: object) -> ShardLoader:
@@ -423,7 +420,7 @@ def test_an_interrupt_while_waiting_for_copies_endangers_no_memory(
     for value in (1, 2, 3):
         hand.start(value)
     with monkeypatch.context() as patch:
-        patch.setattr(CudaTransfer, "wait", interrupt)
+        patch.setattr(CudaTransfer, "wait", raising(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             hand.prefetch.close()
     for value in range(4):
@@ -440,7 +437,7 @@ def test_an_interrupt_while_a_batch_is_taken_endangers_no_memory(
     busy(10)
     hand.start(1)
     with monkeypatch.context() as patch:
-        patch.setattr(torch.cuda, "current_stream", interrupt)
+        patch.setattr(torch.cuda, "current_stream", raising(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             hand.prefetch.take()
     gc.collect()
@@ -698,29 +695,6 @@ def test_what_a_transform_makes_arrives_as_on_the_cpu(
                 assert (one.is_cuda, one.dtype) == (True, other.dtype)
                 rtol = 2**-7 if one.dtype == torch.bfloat16 else 1e-6
                 torch.testing.assert_close(one.cpu(), other, rtol=rtol * one.is_floating_point(), atol=0)
-
-
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_an_error_on_the_host_is_raised_when_its_batch_is_due(path: Path, prefetch: int) -> None:
-    calls: list[None] = []
-
-    def fail(image: torch.Tensor) -> torch.Tensor:
-        calls.append(None)
-        if len(calls) == 2 * BATCH + 3:
-            raise OSError("this sample")
-        return image
-
-    with loader_on_cuda(path, transform=PerSample(fail), prefetch=prefetch) as loader:
-        batches = iter(loader)
-        for _ in range(2):
-            next(batches)
-            assert batches._flow is not None
-            while not all(pending.done() for _, pending in batches._flow._pending):
-                time.sleep(0.001)
-        with pytest.raises(OSError, match="this sample"):
-            next(batches)
-        del batches
-        assert loader.stats()["slots"] == loader.stats()["slots_free"]
 
 
 @pytest.mark.parametrize("transform", [RandomCrop(3), PART], ids=["crop", "function"])

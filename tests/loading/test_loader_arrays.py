@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,20 +61,16 @@ def path(made_once: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def loader_of(path: Path) -> Iterator[Callable[..., ShardLoader]]:
+def loader_of(path: Path, closing: ExitStack) -> Callable[..., ShardLoader]:
     """loader_of(...): a loader on the CPU, which is closed in the end."""
-    made: list[ShardLoader] = []
 
     def make(batch_size: int = 5, **options: Any) -> ShardLoader:
         if options.get("io") == "direct" and direct_alignment(path / "train-00000.npy") is None:
             pytest.skip("O_DIRECT does not work here")
-        loader = ShardLoader(path, batch_size, return_indices=True, **{"device": "cpu", "tail": "short", **options})
-        made.append(loader)
-        return loader
+        options = {"device": "cpu", "tail": "short", **options}
+        return closing.enter_context(ShardLoader(path, batch_size, return_indices=True, **options))
 
-    yield make
-    for loader in made:
-        loader.close()
+    return make
 
 
 def value_of(name: str, index: int) -> NDArray[Any]:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import gc
-import itertools
-import os
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from leaks import num_descriptors
+from deadlines import until
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
@@ -61,51 +55,12 @@ def check(batch: tuple[torch.Tensor, ...]) -> list[int]:
     return numbers
 
 
-def descriptors() -> int:
-    gc.collect()
-    return num_descriptors()
-
-
-@pytest.mark.parametrize("io", IOS)
-def test_iterators_that_are_dropped_and_loaders_that_are_closed_leave_nothing(io: Io, loader_of: MakeLoader) -> None:
-    before = descriptors()
-    with loader_of(io, batch_size=3, prefetch=3) as loader:
-        for turn in range(30):
-            for number, batch in enumerate(loader):
-                check(batch)
-                if number == turn % 7:
-                    break
-        assert descriptors() - before <= 6  # the shards and the index
-    assert descriptors() == before
-    loader = loader_of(io)
-    next(iter(loader))
-    del loader
-    assert descriptors() == before
-    iterator = iter(loader := loader_of(io))
-    next(iterator)
-    loader.close()
-    with pytest.raises(RuntimeError, match="this ShardLoader was closed"):
-        next(iterator)
-    assert descriptors() == before
-
-
 @pytest.mark.parametrize("io", ["pread", "direct"])
 def test_reads_wait_in_more_threads_than_copies_and_what_is_asked_for_is_obeyed(io: Io, loader_of: MakeLoader) -> None:
     with loader_of(io) as loader, loader_of("mmap") as mapped, loader_of(io, num_threads=3) as three:
         assert loader.stats()["num_threads"] == 8
         assert mapped.stats()["num_threads"] == min(4, usable_cores())
         assert three.stats()["num_threads"] == 3
-
-
-def test_stats_say_what_was_chosen_and_why(loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
-    with loader_of("auto") as loader:
-        assert (loader.stats()["io"], loader.stats()["io_reason"]) == ("mmap", "the set is in the page cache")
-    with loader_of("pread") as loader:
-        assert loader.stats()["io_reason"] == "asked for by io='pread'"
-    monkeypatch.setattr(shardio.reading.choose, "filesystem_kind", lambda path: "lustre")
-    with loader_of("auto") as loader:
-        assert loader.stats()["io"] == "pread"
-        assert loader.stats()["io_reason"].startswith("lustre is a network filesystem")
 
 
 def test_only_the_samples_to_read_need_fit_in_memory(loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,38 +84,6 @@ def test_the_batches_of_all_ranks_of_the_node_need_memory_too(
         monkeypatch.setattr(shardio.reading.choose, "memory_left", partial(int, left))
         with loader_of("auto", rank=3, world_size=8) as loader:
             assert loader.stats()["io"] in engines
-
-
-# Errors.
-
-
-@pytest.mark.parametrize("io", ["pread", "direct"])
-def test_an_error_that_passes_is_counted_and_one_that_stays_is_raised(
-    io: Io, loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    preadv = os.preadv
-    failures = [3]
-
-    def sometimes(descriptor: int, buffers: Any, offset: int) -> int:
-        if failures[0]:
-            failures[0] -= 1
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return preadv(descriptor, buffers, offset)
-
-    monkeypatch.setattr(shardio.system.pour, "RETRY_SECONDS", (0.0, 0.0, 0.0))
-    nothing = SimpleNamespace(read_rows=lambda *_: 0)  # what the kernel leaves is read by os.preadv
-    monkeypatch.setattr(shardio.kernels.rowread, "_native", nothing)
-    with loader_of(io, tail="short", num_threads=1) as loader:
-        monkeypatch.setattr(os, "preadv", sometimes)
-        assert sorted(itertools.chain.from_iterable(check(batch) for batch in loader)) == list(range(NUM_SAMPLES))
-        assert loader.stats()["read_retries"] == 3
-        failures[0] = 1000
-        with pytest.raises(OSError, match=r"reading sample \d+ at byte \d+ failed \(attempts: 4\)") as caught:
-            list(loader)
-        assert caught.value.errno == errno.EIO
-        assert "train-0000" in str(caught.value.filename)
-        failures[0] = 0
-        list(loader)
 
 
 # Read-ahead.
@@ -194,13 +117,6 @@ def announced(monkeypatch: pytest.MonkeyPatch) -> Announced:
     return Announced(monkeypatch)
 
 
-def wait_for(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not what():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.001)
-
-
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("depth", [0, 1, 3, 8])
 def test_each_batch_is_announced_once_before_it_is_read_and_not_too_early(
@@ -215,7 +131,7 @@ def test_each_batch_is_announced_once_before_it_is_read_and_not_too_early(
                 check(batch)
                 under_way = number + 1 + prefetch
                 assert len(announced.of("hint")) <= min(len(order), under_way + depth)
-                wait_for(lambda: len(announced.of("hint")) == min(len(order), under_way + depth))  # noqa: B023
+                until(lambda: len(announced.of("hint")) == min(len(order), under_way + depth))  # noqa: B023
             assert announced.of("hint") == announced.of("read") == order
             for indices in order:
                 assert announced.events.index(("hint", indices)) < announced.events.index(("read", indices))
@@ -267,7 +183,7 @@ def test_closing_does_not_wait_for_hints_that_are_queued(
         hinted.append(len(request))
         if len(hinted) == 3:
             entered.set()
-            wait_for(lambda: loader._pipeline._threads._closed.is_set())
+            until(lambda: loader._pipeline._threads._closed.is_set())
 
     monkeypatch.setattr(MappedReader, "will_read", slow)
     loader = loader_of("mmap", batch_size=3, num_threads=1, prefetch=0)

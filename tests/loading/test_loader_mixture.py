@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from check_order import check_mixtures
+from folders import flip
 
 from shardio import Mixture, Part, ShardLoader, ShardWriter, open_shards
 from shardio.augment import Compose, HorizontalFlip, RandomResizedCrop
@@ -49,18 +51,13 @@ def write(out: Path, count: int, classes: tuple[str, ...] = ("cat", "dog"), **op
 
 
 @pytest.fixture
-def mixed(folder: Path) -> Iterator[Open]:
-    opened: list[ShardLoader] = []
-
+def mixed(folder: Path, closing: ExitStack) -> Open:
     def make(batch_size: int = 16, shares: Any = None, **options: Any) -> ShardLoader:
         sets = {str(folder / name): share for name, share in SHARES.items()} if shares is None else shares
         options = {"epoch_batches": 6, "device": "cpu", "num_threads": 2, "return_indices": True, "seed": 3, **options}
-        opened.append(ShardLoader(sets, batch_size, **options))
-        return opened[-1]
+        return closing.enter_context(ShardLoader(sets, batch_size, **options))
 
-    yield make
-    for loader in opened:
-        loader.close()
+    return make
 
 
 def samples_of(loader: ShardLoader) -> list[tuple[int, int]]:
@@ -260,10 +257,7 @@ def test_a_cache_serves_all_sets_and_damage_is_found_in_each(folder: Path, tmp_p
         assert repr(loader).startswith("<ShardLoader ")
         loader.close()
     sets = {str(shutil.copytree(folder / name, tmp_path / name)): share for name, share in SHARES.items()}
-    path = tmp_path / "drawn" / "train-00000.npy"
-    data = bytearray(path.read_bytes())
-    data[4096 + 3 * 960 + 7] ^= 1
-    path.write_bytes(data)
+    flip(tmp_path / "drawn" / "train-00000.npy", 4096 + 3 * 960 + 7)
     loader = mixed(shares=sets, check="sample")
     with pytest.raises(FormatError, match=r"drawn/train-00000.npy: sample .*crc32"):
         list(loader)

@@ -62,6 +62,7 @@ OF_A_SET: list[Refusal] = [
     ({"arrays": ["clip", "mask", "clip"]}, ValueError, "arrays.*'clip' twice"),
     ({"arrays": ["source_width"]}, ValueError, "arrays.*'source_width'"),
     ({"images": None, "transform": HorizontalFlip()}, ValueError, "transform"),
+    ({"together": True, "cache": "no cache"}, LaunchError, "init_process_group"),
 ]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,12 @@ from shardio.order.orders import BlockShuffle, Endless, make_order
 
 
 @pytest.fixture
-def loader_of(make_set: Callable[..., Path]) -> Iterator[Callable[..., ShardLoader]]:
-    opened: list[ShardLoader] = []
-
+def loader_of(make_set: Callable[..., Path], closing: ExitStack) -> Callable[..., ShardLoader]:
     def make(batch_size: int, **options: Any) -> ShardLoader:
         options = {"tail": "short", "device": "cpu", "num_threads": 1, "return_indices": True, **options}
-        opened.append(ShardLoader(make_set(61), batch_size, **options))
-        return opened[-1]
+        return closing.enter_context(ShardLoader(make_set(61), batch_size, **options))
 
-    yield make
-    for loader in opened:
-        loader.close()
+    return make
 
 
 def indices_of(batches: Any) -> list[int]:

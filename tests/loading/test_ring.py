@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from deadlines import in_time
+from disks import raising
 from numpy.typing import NDArray
 
 from shardio.loading.ring import Ring, Slot, new_slot
@@ -226,11 +227,8 @@ def test_capacity_bounds_the_slots_that_wait_for_reuse(capacity: int) -> None:
 
 
 def test_an_error_while_a_slot_is_made_is_told_alone() -> None:
-    def make() -> Slot:
-        raise MemoryError("no room for a slot")
-
     with pytest.raises(MemoryError, match="no room for a slot") as caught:
-        Ring(2, make).acquire()
+        Ring(2, raising(MemoryError("no room for a slot"))).acquire()
     # The text has no "during handling of" an empty deque.
     assert caught.value.__context__ is None
 

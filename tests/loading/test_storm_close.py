@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import storm_close as tool
 import torch
+from disks import raising
 from leaks import num_descriptors
 
 from shardio.augment import Resize
@@ -190,10 +191,7 @@ def test_a_thread_that_was_not_begun_before_it_was_waited_for_never_starts() -> 
 
 
 def test_a_thread_that_cannot_be_started_says_so_and_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
     thread = DaemonThread(lambda: None, "shardio-test")
     for _ in range(2):
         with pytest.raises(RuntimeError, match="can't start new thread"):

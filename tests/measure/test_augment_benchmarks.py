@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from command import NO_GPU, run_python
+from command import NO_GPU, printed_by, run_python
 from places import BENCHMARKS
 
 from shardio.augment.batch import Batch
@@ -28,9 +28,7 @@ def test_augmentation_is_compared_with_what_is_there(make_set: Callable[..., Pat
     path = make_set(9, (20, 24, 3))
     sizes = ["--samples", 5, "--batch-size", 2, "--size", 8, "--rounds", 1]
     sizes += ["--albumentations-python", library, "--ffcv-python", path / "no such file"]
-    ended = run_python(BENCHMARKS / "augment.py", path, *sizes, **NO_GPU)
-    assert ended.returncode == 0, ended.stderr
-    lines = ended.stdout.splitlines()
+    lines = printed_by(BENCHMARKS / "augment.py", path, *sizes, **NO_GPU).splitlines()
     assert any(line.startswith("ffcv: not measured: ") for line in lines)
     measured = [line.partition(" images/s")[0].split() for line in lines if "images/s" in line]
     assert all(float(words[-4].replace(",", "")) > 0 for words in measured)
@@ -47,11 +45,9 @@ def test_augmentation_is_compared_with_what_is_there(make_set: Callable[..., Pat
 
 
 def test_each_operation_is_measured() -> None:
-    ended = run_python(BENCHMARKS / "pixels.py", "--batch-size", 8, "--size", 32, "--rounds", 1, **NO_GPU)
-    assert ended.returncode == 0, ended.stderr
-    assert {"the same, bicubic", "perspective, pillow's bicubic"} < {
-        line.partition("  ")[0] for line in ended.stdout.splitlines()
-    }
+    printed = printed_by(BENCHMARKS / "pixels.py", "--batch-size", 8, "--size", 32, "--rounds", 1, **NO_GPU)
+    names = {line.partition("  ")[0] for line in printed.splitlines()}
+    assert {"the same, bicubic", "perspective, pillow's bicubic"} < names
 
 
 def test_a_library_that_does_not_work_is_left_out_with_its_reason(
@@ -89,9 +85,7 @@ def test_a_loader_for_a_gpu_is_measured_beside_bare_copies(
 def test_accuracies_of_shards_and_jpegs_are_compared(image_tree: Path, tmp_path: Path) -> None:
     small = ["--seeds", 2, "--epochs", 1, "--batch-size", 4, "--size", 16, "--stored", 24]
     small += ["--narrow", 20, "--threads", 1, "--out", tmp_path / "out"]
-    ended = run_python(BENCHMARKS / "accuracy.py", image_tree, *small, **NO_GPU)
-    assert ended.returncode == 0, ended.stderr
-    out = ended.stdout
+    out = printed_by(BENCHMARKS / "accuracy.py", image_tree, *small, **NO_GPU)
     assert "12 images to train on, 6 to evaluate on, 3 classes; 16 x 16 pixels, crops of 0.08 to 1" in out
     tables = out.split("\n\n")[1:]
     assert [table.splitlines()[0].partition(",")[0] for table in tables] == [

@@ -11,10 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from copiers import FakeCopier
+from copiers import FakeDevice
 
-import shardio.loading.pipeline
 import shardio.measure.bench
 import shardio.measure.limits
 import shardio.reading.choose
@@ -229,43 +227,7 @@ def test_json_has_everything(path: Path) -> None:
         assert slowest <= speed["images_per_second"] <= fastest
 
 
-# The GPU is a double here: its copies are unfinished until the host waits for them.
-
-
-class FakeDevice:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.copiers: list[FakeCopier] = []
-        self.unfinished = 0
-        self.waits = 0
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"a double of {device}")
-        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
-        monkeypatch.setattr(shardio.loading.pipeline, "make_copier", self.make_copier)
-        double = SimpleNamespace(empty=self.empty, uint8=torch.uint8, cuda=torch.cuda)
-        monkeypatch.setattr(shardio.measure.limits, "torch", double)
-
-    def empty(self, shape: Any, *, dtype: torch.dtype, pin_memory: bool = False, device: object = None) -> Any:
-        return torch.empty(shape, dtype=dtype) if pin_memory else self
-
-    def make_copier(self, device: torch.device) -> FakeCopier | None:
-        if device.type == "cpu":
-            return None
-        self.copiers.append(FakeCopier())
-        return self.copiers[-1]
-
-    def copy_(self, source: torch.Tensor, *, non_blocking: bool) -> None:
-        self.unfinished += 1
-
-    def synchronize(self, device: torch.device) -> None:
-        assert device == torch.device("cuda:0")
-        self.waits += 1
-        self.unfinished = 0
-        for copier in self.copiers:
-            copier.synchronize()
-
-    def idle(self) -> bool:
-        return not self.unfinished and not any(copier.unfinished for copier in self.copiers)
+# On a double of a GPU.
 
 
 def test_a_gpu_has_the_limit_of_pinned_copies(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

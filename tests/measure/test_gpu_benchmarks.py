@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import NO_GPU, run_python
+from command import NO_GPU, printed_by, run_python
 from places import BENCHMARKS, ROOT
 
 
@@ -55,10 +55,9 @@ def test_all_parts_for_a_gpu_end_within_nine_minutes_and_have_all_its_tests(all_
 
 def test_a_dry_run_needs_no_gpu_and_finds_no_wrong_byte(tmp_path: Path) -> None:
     words = ["--only", "machine", "--only", "streams", "--only", "speed", "--json", tmp_path / "gpu.json"]
-    ended = run_python(BENCHMARKS / "all_gpu.py", "--dry-run", *words, **NO_GPU)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    printed = printed_by(BENCHMARKS / "all_gpu.py", "--dry-run", *words, **NO_GPU)
     summary = json.loads((tmp_path / "gpu.json").read_text())["summary"]
-    assert ended.stdout.count("\n".join(summary)) == 1
+    assert printed.count("\n".join(summary)) == 1
     for dtype in ("uint8", "float32", "bfloat16"):
         rows = [line.split(" | ")[1:] for line in summary if line.startswith(f"| {dtype}: ")]
         assert [row[0] for row in rows] in (["0", "30", "0"], ["0", "30", "0", "0"])
@@ -144,9 +143,8 @@ def test_figures_of_tests_and_a_training_are_found_in_their_lines(all_gpu: Modul
 def test_the_training_loop_runs_on_a_cpu(make_set: Callable[..., Path], tmp_path: Path) -> None:
     words = ["--device", "cpu", "--transform", "--json", "--trace", tmp_path / "trace.json"]
     words += ["--batch-size", "2", "--crop", "32", "--steps", "1", "--uncounted", "0", "--rounds", "1"]
-    ended = run_python(BENCHMARKS / "train_step.py", make_set(9, (40, 40, 3)), *words, **NO_GPU)
-    assert ended.returncode == 0, ended.stderr
-    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    printed = printed_by(BENCHMARKS / "train_step.py", make_set(9, (40, 40, 3)), *words, **NO_GPU)
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
     for times in (found["mean_step_seconds"], found["median_step_seconds"]):
         assert list(times) == ["one batch", "loader"]
         assert all(seconds > 0 for seconds in times.values())

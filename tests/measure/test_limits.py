@@ -10,12 +10,13 @@ from collections.abc import Callable
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from copiers import FakeDevice
+from disks import raising
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
@@ -111,10 +112,7 @@ def test_direct_reads_are_of_whole_samples_past_the_page_cache_by_all_threads(
 def test_an_error_in_a_thread_arrives_with_the_name_of_the_file(
     paged: ShardSet, monkeypatch: pytest.MonkeyPatch, function: str, error: Exception, match: str
 ) -> None:
-    def fail(*arguments: object) -> None:
-        raise error
-
-    monkeypatch.setattr(function, fail)
+    monkeypatch.setattr(function, raising(error))
     with closing(limits.direct_reads(paged, 0)) as steps, pytest.raises(type(error), match=match):
         next(steps)
 
@@ -139,32 +137,11 @@ def test_why_there_are_no_direct_reads_is_said(make_set: Callable[..., Path], mo
 
 
 def test_pinned_copies_are_of_whole_batches_in_turn_and_finished_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device is a double that copies when it is waited for, and not before."""
-    pinned: list[torch.Tensor] = []
-    unfinished, finished = list[int](), list[int]()
-
-    class Target:
-        def copy_(self, source: torch.Tensor, *, non_blocking: bool) -> None:
-            assert non_blocking
-            unfinished.append(source.data_ptr())
-
-    def empty(shape: tuple[int, ...], *, dtype: torch.dtype, pin_memory: bool = False, device: object = None) -> Any:
-        assert (shape, dtype) == ((8, 90), torch.uint8)
-        if not pin_memory:
-            return Target()
-        pinned.append(torch.empty(shape, dtype=dtype))
-        return pinned[-1]
-
-    def synchronize(device: torch.device) -> None:
-        finished.extend(unfinished)
-        unfinished.clear()
-
-    cuda = SimpleNamespace(synchronize=synchronize)
-    monkeypatch.setattr(limits, "torch", SimpleNamespace(empty=empty, uint8=torch.uint8, cuda=cuda))
+    device = FakeDevice(monkeypatch)
     images = 0
-    with closing(limits.pinned_copies(torch.device("cuda:1"), 8, 90)) as steps:
+    with closing(limits.pinned_copies(torch.device("cuda:0"), 8, 90)) as steps:
         for count in islice(steps, 3):
             images += count
-            assert (len(unfinished), images) == (0, 8 * len(finished))
-    assert len(pinned) == limits.SLOTS_IN_TURN
-    assert finished[: len(pinned)] == [source.data_ptr() for source in pinned]
+            assert (len(device.unfinished), images) == (0, 8 * len(device.finished))
+    assert [(*source.shape, source.dtype) for source in device.pinned] == [(8, 90, torch.uint8)] * limits.SLOTS_IN_TURN
+    assert device.finished[: limits.SLOTS_IN_TURN] == [source.data_ptr() for source in device.pinned]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +43,16 @@ def path(make_set: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def loader_of(path: Path) -> Iterator[MakeLoader]:
+def loader_of(path: Path, closing: ExitStack) -> MakeLoader:
     """loader_of(io, ...): a loader on the CPU of 47 samples in five shards, closed in the end."""
-    with contextlib.ExitStack() as stack:
 
-        def make(io: Io = "mmap", batch_size: int = 8, **options: Any) -> ShardLoader:
-            if io == "direct" and direct_alignment(path / "train-00000.npy") is None:
-                pytest.skip("O_DIRECT does not work here")
-            options = {"device": "cpu", "return_indices": True, "tail": "short", "check": "sample", **options}
-            return stack.enter_context(ShardLoader(path, batch_size, io=io, **options))
+    def make(io: Io = "mmap", batch_size: int = 8, **options: Any) -> ShardLoader:
+        if io == "direct" and direct_alignment(path / "train-00000.npy") is None:
+            pytest.skip("O_DIRECT does not work here")
+        options = {"device": "cpu", "return_indices": True, "tail": "short", "check": "sample", **options}
+        return closing.enter_context(ShardLoader(path, batch_size, io=io, **options))
 
-        yield make
+    return make
 
 
 def change(path: Path, i: int) -> None:
@@ -74,9 +73,6 @@ def read_all(loader: ShardLoader, epochs: int = 1) -> int:
             assert labels.tolist() == [i % 7 for i in asked]
             count += 1
     return count
-
-
-# --- sound sets ------------------------------------------------------------------------------------------------------
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------

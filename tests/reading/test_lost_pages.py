@@ -29,7 +29,6 @@ from shardio.augment.chain import Transform
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
 from shardio.kernels.rowcopy import FORMS, Windows
-from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import ShardSet, open_shards
 
@@ -110,22 +109,6 @@ def test_labels_that_were_cut_off_are_an_error_too(make_set: Callable[..., Path]
     with pytest.raises(FormatError, match=r"train-index\.npy: expected .* another process truncated it"):
         shards.labels_of(np.array([4999]))
     assert np.array_equal(shards.labels, expected)
-
-
-def test_a_dataset_and_a_loader_raise_it_where_the_sample_was_due(make_set: Callable[..., Path]) -> None:
-    path = make_set(SAMPLES, SHAPE, PER_SHARD)
-    dataset = ShardDataset(path)
-    with ShardLoader(path, 4, shuffle=False, prefetch=0, io="mmap", device="cpu") as loader:
-        batches = iter(loader)
-        for _ in range((PER_SHARD + KEPT) // 4):
-            next(batches)
-            if loader.stats()["batches"] == 5:
-                cut(dataset.shards)
-        with pytest.raises(FormatError, match="another process truncated it"):
-            next(batches)
-    assert dataset[PER_SHARD][0].shape == (2, 64, 64)
-    with pytest.raises(FormatError, match="another process truncated it"):
-        dataset[SAMPLES - 1]
 
 
 @pytest.mark.parametrize("transform", [RandomResizedCrop(20), RandomCrop(60, padding=4), HorizontalFlip(0.0)])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command import run_python
+from command import printed_by
 from places import ROOT, SUPPORT
 from plain_sets import make_plain_set
 
@@ -92,9 +92,8 @@ sys.addaudithook(watch)
 
 def watched(path: Path, code: str) -> tuple[set[str], list[str]]:
     """Returns the names in the folder `path` that the code opens, and what it does there besides reading."""
-    result = run_python("-c", f"{_WATCH}{code}\nprint(json.dumps([sorted(opened), changes]))", path)
-    assert result.returncode == 0, result.stderr
-    opened, changes = json.loads(result.stdout)
+    printed = printed_by("-c", f"{_WATCH}{code}\nprint(json.dumps([sorted(opened), changes]))", path)
+    opened, changes = json.loads(printed)
     return set(opened), changes
 
 

@@ -9,9 +9,9 @@ import gc
 import os
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import run_python
+from deadlines import until
 from folders import drop
 from leaks import num_descriptors
 from numpy.typing import NDArray
@@ -59,17 +60,9 @@ def make_reader(shards: ShardSet, engine: str) -> Reader:
 
 
 @pytest.fixture
-def reader_of() -> Iterator[Callable[[ShardSet, str], Reader]]:
+def reader_of(closing: ExitStack) -> Callable[[ShardSet, str], Reader]:
     """reader_of(shards, engine): closed at the end."""
-    made: list[Reader] = []
-
-    def make(shards: ShardSet, engine: str) -> Reader:
-        made.append(make_reader(shards, engine))
-        return made[-1]
-
-    yield make
-    for reader in made:
-        reader.close()
+    return lambda shards, engine: closing.enter_context(contextlib.closing(make_reader(shards, engine)))
 
 
 def pixels_of(indices: Sequence[int], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
@@ -218,13 +211,6 @@ def test_pread_and_mmap_read_what_is_wanted_and_nothing_around_it(
         drop(shards.path)
         read(reader, np.arange(0, 64, 4), (256, 256, 1))
         assert shards.resident_share() == 0.25, engine
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
 
 
 def test_an_announced_batch_comes_into_the_page_cache_by_itself(make_set: Callable[..., Path]) -> None:

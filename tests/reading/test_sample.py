@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arrays import change_split, some_arrays
+from disks import raising
 from places import ROOT
 
 from shardio.conversion.writing.set_writer import ShardWriter
@@ -79,12 +80,8 @@ def test_html_without_pillow_or_with_storage_that_fails_is_the_table(
     make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = open_shards(make_set(3))
-
-    def fail(*_: object) -> None:
-        raise OSError("no such pages")
-
     with monkeypatch.context() as patch:
-        patch.setattr(ShardSet, "gather", fail)
+        patch.setattr(ShardSet, "gather", raising(OSError("no such pages")))
         assert shards._repr_html_().endswith("</table>")
     monkeypatch.setitem(sys.modules, "shardio.drawing.sheet", None)
     assert shards._repr_html_().endswith("</table>")

@@ -403,32 +403,6 @@ def test_a_flipped_bit_in_a_header_is_refused(make_set: Callable[..., Path], nam
     assert nothing_is_left_of(out)
 
 
-def link_to(target: str) -> Callable[[Path], None]:
-    return lambda path: path.symlink_to(path.with_name(target))
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize(
-    ("put", "found"),
-    [
-        (lambda path: None, "nothing"),
-        (link_to("elsewhere"), "a symbolic link"),
-        (link_to("nothing"), "a symbolic link"),
-        (os.mkfifo, "a FIFO"),
-        (os.mkdir, "a folder"),
-    ],
-    ids=["nothing", "link to the file", "dangling link", "FIFO", "folder"],
-)
-def test_what_is_no_regular_file_is_refused(
-    make_set: Callable[..., Path], name: str, put: Callable[[Path], None], found: str
-) -> None:
-    out = make_set(25)
-    (out / name).rename(out / "elsewhere")
-    put(out / name)
-    assert f"found {found}" in opening_fails(out, name)
-    assert nothing_is_left_of(out)
-
-
 # --- a manifest that promises too much -------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from command import assert_one_clear_error, shardio
+from disks import failing
 from servers import ObjectStore
 
 from shardio.cache.folder import Cache
@@ -75,10 +76,7 @@ def test_every_set_below_a_root_is_listed_with_its_state(root: Path) -> None:
 
 
 def test_a_set_that_may_not_be_read_is_listed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(place: str, digest: str | None) -> None:
-        raise PermissionError(13, "Permission denied", f"{place}/manifest.json")
-
-    monkeypatch.setattr("shardio.sets.storage.load_manifest", refused)
+    monkeypatch.setattr("shardio.sets.storage.load_manifest", failing(errno.EACCES))
     (listing,) = list_sets([str(root)])
     assert {entry.state for entry in listing.sets} == {"unreadable"}
     assert "Permission denied" in listing.sets[0].reason
@@ -256,9 +254,5 @@ def test_a_set_in_a_store_that_may_be_read_and_not_be_listed_is_told(
 ) -> None:
     store.put_set(root / "sound", "unlisted")
     storage = RemoteStorage("s3://sets/unlisted")
-
-    def refused() -> None:
-        raise PermissionError(13, "listing failed", "s3://sets/unlisted")
-
-    monkeypatch.setattr(storage, "_list", refused)
+    monkeypatch.setattr(storage, "_list", failing(errno.EACCES))
     assert storage.find_fault(storage.load_manifest()) == ""

@@ -11,7 +11,7 @@ from typing import Any
 import damage_set
 import numpy as np
 import pytest
-from command import run_python
+from command import printed_by
 from damage_set import (
     KINDS,
     SHAPE,
@@ -19,6 +19,7 @@ from damage_set import (
     Site,
     open_all,
 )
+from disks import raising
 from places import CHAOS
 
 from shardio.errors import FormatError
@@ -34,9 +35,8 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_every_damage_is_found_named_and_refused_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    result = run_python(CHAOS / "damage_set.py", "--damages", "250", "--seed", "5", TMPDIR=str(tmp_path))
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.splitlines()[-1] == "250 damages, 0 not found or not named, 0 deaths, 0 hangs"
+    printed = printed_by(CHAOS / "damage_set.py", "--damages", "250", "--seed", "5", TMPDIR=str(tmp_path))
+    assert printed.splitlines()[-1] == "250 damages, 0 not found or not named, 0 deaths, 0 hangs"
     assert os.listdir(tmp_path) == []
 
 
@@ -103,11 +103,7 @@ def test_a_careless_opening_is_noticed(site: Site, monkeypatch: pytest.MonkeyPat
     assert site.try_damage(cut) == site.try_damage(flipped) == ""
     monkeypatch.setattr(damage_set, "open_all", lambda folder, split: None)
     assert "expected val to be refused for ['val-00001.npy'], but it was opened" in site.try_damage(cut)
-
-    def refuse(folder: Path, split: str) -> None:
-        raise FormatError("something is damaged")
-
-    monkeypatch.setattr(damage_set, "open_all", refuse)
+    monkeypatch.setattr(damage_set, "open_all", raising(FormatError("something is damaged")))
     assert "expected train to be refused for nothing, found something is damaged" in site.try_damage(flipped)
 
     def refuse_another(folder: Path, split: str) -> None:
@@ -143,9 +139,8 @@ counts = tool.damage_set(40, 0, 2)
 print(counts.kinds.total(), counts.deaths, counts.hangs, counts.missed)
 print(*[violation.splitlines()[0] for violation in counts.violations], sep="\\n")
 """
-    result = run_python("-c", script, TMPDIR=str(tmp_path))
-    assert result.returncode == 0, result.stderr
-    first, *violations = result.stdout.splitlines()
+    printed = printed_by("-c", script, TMPDIR=str(tmp_path))
+    first, *violations = printed.splitlines()
     assert first == "40 1 1 1"
     assert [line.split(" of ")[0] for line in sorted(violations)] == ["damage 17", "damage 20", "damage 23"]
     assert os.listdir(tmp_path) == []

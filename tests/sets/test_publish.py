@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 from deadlines import must_not_block
-from folders import contents
+from disks import failing
+from folders import contents, flip
 
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, SpaceError
 from shardio.format.manifest_file import load_manifest
@@ -114,10 +115,7 @@ def test_a_move_from_one_mount_of_a_filesystem_to_another_is_a_copy_too(
 def test_a_folder_whose_names_cannot_be_synced_as_it_may_not_be_read_is_no_failure(
     out: Path, root: Path, monkeypatch: pytest.MonkeyPatch, move: bool
 ) -> None:
-    def fsync_folder(folder: Path) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-
-    monkeypatch.setattr(new_folder, "fsync_folder", fsync_folder)
+    monkeypatch.setattr(new_folder, "fsync_folder", failing(errno.EACCES))
     assert publish(out, root / "small", move=move).renamed is move
     assert verify(root / "small").ok
 
@@ -208,10 +206,7 @@ def test_the_group_is_that_which_the_root_hands_on(out: Path, root: Path, move: 
 def test_a_set_whose_permissions_are_anothers_to_change_is_not_moved(
     out: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path, mode: int) -> None:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
-
-    monkeypatch.setattr(os, "chmod", refuse)
+    monkeypatch.setattr(os, "chmod", failing(errno.EPERM))
     publish(out, root / "as-new", move=True)  # nothing need be changed
     os.umask(0o027)
     with pytest.raises(ConvertError, match=r"as-new: .*permissions .* publish a copy"):
@@ -221,9 +216,7 @@ def test_a_set_whose_permissions_are_anothers_to_change_is_not_moved(
 
 def test_damage_is_found_while_copying_and_nothing_is_published(out: Path, root: Path) -> None:
     shard = out / "train-00001.npy"
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
+    flip(shard)
     with pytest.raises(FormatError, match=r"train-00001.npy: sha256: expected .*`shardio verify"):
         publish(out, root / "small")
     os.truncate(shard, 5000)
@@ -272,10 +265,7 @@ def test_places_that_cannot_be_are_refused(out: Path, root: Path, monkeypatch: p
 
 
 def test_a_full_disk_leaves_nothing(out: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int, nbytes: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("shardio.sets.storage.reserve", full)
+    monkeypatch.setattr("shardio.sets.storage.reserve", failing(errno.ENOSPC))
     with pytest.raises(OSError, match=r"No space left on device: '/"):
         publish(out, root / "small")
     assert os.listdir(root) == []
@@ -307,13 +297,10 @@ def left_over(root: Path, machine: str, age: float = 0.0) -> tuple[Path, Path]:
 def test_what_killed_publishers_left_is_swept_as_soon_as_it_is_known_to_be_theirs(
     out: Path, root: Path, monkeypatch: pytest.MonkeyPatch, machine: str, age: float, has_locks: bool, abandoned: bool
 ) -> None:
-    def no_locks(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
     lock, folder = left_over(root, machine or _machine(), age)
     monkeypatch.setattr("shardio.system.files._boot_time", lambda: time.time() - 500)
     if not has_locks:
-        monkeypatch.setattr(fcntl, "flock", no_locks)
+        monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
     if age > 86_400:
         os.utime(folder / "train-00000.npy")  # the lock is old, but its holder copies
         assert [left.abandoned for left in find_left_overs(root)] == [False]
@@ -371,12 +358,9 @@ def test_what_a_loss_of_power_left_is_swept_by_any_next_call(out: Path, root: Pa
 def test_what_may_not_be_removed_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock, folder = left_over(root, _machine())
 
-    def refused(path: Path, **options: bool) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
     with monkeypatch.context() as patch:  # for root there are no permissions
-        patch.setattr(Path, "unlink", refused)
-        patch.setattr(os, "unlink", refused)
+        patch.setattr(Path, "unlink", failing(errno.EACCES))
+        patch.setattr(os, "unlink", failing(errno.EACCES))
         sweep_beside(root / "small")
     assert lock.exists()
     assert [left.path for left in find_left_overs(root)] == [str(folder)]

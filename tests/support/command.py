@@ -58,6 +58,34 @@ def run_python(*words: object, **environ: str) -> subprocess.CompletedProcess[st
     return run_forked(*map(str, words), env=environ, timeout=300)
 
 
+def printed_by(*words: object, **environ: str) -> str:
+    """Runs `run_python`, which must succeed, and returns what it printed."""
+    result = run_python(*words, **environ)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def assert_notices(attack: str, careless: str, told: str, folder: Path) -> None:
+    """An attack on a package that is careless must say `told`."""
+    script = f"""
+import shutil, sys
+from pathlib import Path
+import numpy as np
+import change_sets, off_path
+from shardio.changes import carry, draft, merge
+from shardio.loading import transform
+from shardio.reading import shardset
+real, take, rename = carry.write_order, draft.StoredRows.take, carry.rename_new
+{careless}
+def say(text):
+    print(text)
+    if {told!r} in text:
+        sys.exit()
+{attack}
+"""
+    assert told in printed_by("-c", script, folder)
+
+
 _PROCESSES = multiprocessing.get_context("forkserver")
 PRELOADED = ["torch", "shardio.cli.main", "shardio.conversion.convert", "shardio.loading.loader"]
 

@@ -6,8 +6,12 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from shardio.format.layout import RowType, SampleShape
@@ -110,3 +114,51 @@ class FakeCopier:
 
     def let_time_pass(self) -> None:
         self._let_time_pass(self)
+
+
+class FakeDevice:
+    """A GPU, for loaders and for the limit of pinned copies: its copies are unfinished until the host waits for them.
+
+    `unfinished` and `finished` have the addresses of what the limit copies.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.copiers: list[FakeCopier] = []
+        self.pinned: list[torch.Tensor] = []
+        self.unfinished: list[int] = []
+        self.finished: list[int] = []
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"a double of {device}")
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        monkeypatch.setattr("shardio.loading.pipeline.make_copier", self.make_copier)
+        double = SimpleNamespace(empty=self.empty, uint8=torch.uint8, cuda=torch.cuda)
+        monkeypatch.setattr("shardio.measure.limits.torch", double)
+
+    def empty(self, shape: Any, *, dtype: torch.dtype, pin_memory: bool = False, device: object = None) -> Any:
+        memory = torch.empty(shape, dtype=dtype)
+        if not pin_memory:
+            return SimpleNamespace(copy_=partial(self.copy, memory))
+        self.pinned.append(memory)
+        return memory
+
+    def make_copier(self, device: torch.device) -> FakeCopier | None:
+        if device.type == "cpu":
+            return None
+        self.copiers.append(FakeCopier())
+        return self.copiers[-1]
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
+        assert non_blocking
+        assert (source.shape, source.dtype) == (target.shape, target.dtype)
+        self.unfinished.append(source.data_ptr())
+
+    def synchronize(self, device: torch.device) -> None:
+        assert device == torch.device("cuda:0")
+        self.finished += self.unfinished
+        self.unfinished.clear()
+        for copier in self.copiers:
+            copier.synchronize()
+
+    def idle(self) -> bool:
+        return not self.unfinished and not any(copier.unfinished for copier in self.copiers)

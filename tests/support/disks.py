@@ -81,6 +81,25 @@ class FailingDisk:
         return f"call {self.first} fails{' for good' if self.for_good else ''}: {self.failed}"
 
 
+def failing(code: int) -> Callable[..., Any]:
+    """Returns what fails as a call of os does: the error names the first argument if that is a path."""
+
+    def call(*args: object, **options: object) -> Any:
+        named = [os.fspath(args[0])] if args and isinstance(args[0], (str, Path)) else []
+        raise OSError(code, os.strerror(code), *named)
+
+    return call
+
+
+def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
+    """Returns what raises this error, however it is called. An instance keeps the frames through which it went."""
+
+    def call(*args: object, **options: object) -> Any:
+        raise error
+
+    return call
+
+
 def every_failure(do: Callable[[FailingDisk], bool]) -> int:
     """Calls `do` with a disk that fails at its first call, its second, ... until one does not. Returns how many failed.
 

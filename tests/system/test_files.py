@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from deadlines import must_not_block
-from disks import FailingDisk, every_failure
+from disks import FailingDisk, every_failure, failing
 from leaks import num_descriptors
 
 from shardio.errors import ConvertError, FormatError
@@ -43,13 +43,6 @@ from shardio.system.opening import OpenFile, open_file, open_regular, open_untru
 
 def names(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
-
-
-def _raiser(code: int) -> Callable[..., None]:
-    def call(*args: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    return call
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -219,7 +212,7 @@ def test_a_failing_close_hides_no_error_for_which_a_file_is_discarded(
 def test_a_failing_fstat_leaves_no_temporary_and_no_descriptor(tmp_path: Path) -> None:
     descriptors = num_descriptors()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fstat", _raiser(errno.ESTALE))
+        patch.setattr(os, "fstat", failing(errno.ESTALE))
         with pytest.raises(OSError) as caught:
             write_atomic(tmp_path / "x", b"new")
     assert caught.value.errno == errno.ESTALE
@@ -231,12 +224,12 @@ def test_reserve_allocates_and_passes_a_full_disk_on(tmp_path: Path, monkeypatch
     with AtomicFile(tmp_path / "x") as file:
         reserve(file.descriptor, 10_000)
         for code in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
-            monkeypatch.setattr(os, "posix_fallocate", _raiser(code))
+            monkeypatch.setattr(os, "posix_fallocate", failing(code))
             with pytest.raises(OSError) as caught:
                 reserve(file.descriptor, 20_000)
             assert caught.value.errno == code
         for code in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # the filesystem cannot
-            monkeypatch.setattr(os, "posix_fallocate", _raiser(code))
+            monkeypatch.setattr(os, "posix_fallocate", failing(code))
             reserve(file.descriptor, 20_000)
         monkeypatch.delattr(os, "posix_fallocate")
         reserve(file.descriptor, 20_000)
@@ -351,7 +344,7 @@ def test_sweep_leaves_the_file_of_a_writer_in_this_process_also_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_locks: bool
 ) -> None:
     if not has_locks:
-        monkeypatch.setattr(fcntl, "flock", _raiser(errno.ENOLCK))
+        monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
     with AtomicFile(tmp_path / "x") as file:
         write_all(file.descriptor, b"abc")
         assert sweep_temporaries(tmp_path) == 0
@@ -568,7 +561,7 @@ def test_nothing_and_a_device_are_no_regular_files_and_other_errors_pass_through
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(NotADirectoryError, match="file/x"):
         open_regular(tmp_path / "file" / "x")
-    monkeypatch.setattr(os, "open", _raiser(errno.EACCES))
+    monkeypatch.setattr(os, "open", failing(errno.EACCES))
     with pytest.raises(PermissionError):
         open_regular(tmp_path / "file")
 

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from disks import failing
 
 from shardio.system.pour import RETRY_SECONDS, Attempts, BackgroundSync, pour, synced_writes
 
@@ -79,11 +80,8 @@ def test_one_sync_at_a_time_begins_after_so_many_bytes(monkeypatch: pytest.Monke
 
 
 def test_an_error_of_an_earlier_piece_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(descriptor: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     monkeypatch.setattr("shardio.system.pour.SYNC_NBYTES", 1)
-    monkeypatch.setattr(os, "fdatasync", fail)
+    monkeypatch.setattr(os, "fdatasync", failing(errno.EIO))
     path = tmp_path / "file"
     with (
         path.open("wb") as file,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from arrays import change_split, some_arrays
 from click.testing import CliRunner, Result
+from folders import flip
 from PIL import Image
 
 from shardio.cli.main import cli
@@ -99,9 +100,7 @@ def test_no_key_leads_out_of_the_folder(tmp_path: Path) -> None:
 
 def test_a_damaged_sample_is_an_error_and_there_is_no_table(make_set: Callable[..., Path], tmp_path: Path) -> None:
     out = make_set(5)
-    data = bytearray((out / "train-00000.npy").read_bytes())
-    data[-1] ^= 1
-    (out / "train-00000.npy").write_bytes(data)
+    flip(out / "train-00000.npy")
     result = call(out, "--indices", "0-4", "-o", tmp_path / "some")
     assert "sample 4: expected pixels with crc32" in str(result.exception)
     assert not (tmp_path / "some" / "labels.csv").exists()
