@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from deadlines import until
+from leaks import num_descriptors
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
@@ -53,6 +54,15 @@ def check(batch: tuple[torch.Tensor, ...]) -> list[int]:
         assert label == index % 7
     numbers: list[int] = indices.tolist()
     return numbers
+
+
+@pytest.mark.parametrize("io", IOS)
+def test_a_loader_that_was_closed_has_no_file_open_though_it_is_held(io: Io, loader_of: MakeLoader) -> None:
+    before = num_descriptors()
+    iterator = iter(loader := loader_of(io))
+    next(iterator)
+    loader.close()
+    assert num_descriptors() == before
 
 
 @pytest.mark.parametrize("io", ["pread", "direct"])
