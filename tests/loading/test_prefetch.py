@@ -285,6 +285,7 @@ def test_an_error_while_gathering_for_the_device_is_raised_where_its_batch_was_d
         assert not copier.unfinished
         assert len(seen) == 3
         assert list(iterator) == []
+        all_gathered()
         assert loader.stats()["slots"] == loader.stats()["slots_free"]
         monkeypatch.setattr(reader, "copy", copy)
         seen += loader
