@@ -87,7 +87,7 @@ class RandomErasing(Transform):
         least, most = as_pair(self.count)
         counts = np.where(whether < self.p, least + np.floor(how_many * (most - least + 1)), 0).astype(np.int64)
         parts = [f"{purpose}/{number}" for number in range(most)]
-        if not batch.is_cast and batch.images.device.type != "cuda":
+        if not batch.is_cast and batch.images.device.type in ("cpu", "meta"):
             for number, part in enumerate(parts):
                 boxes = self._boxes(batch.draws, part, batch.size, np.maximum(counts, 1))
                 unused = [0.0] * (FILL_AT - len(boxes))

@@ -143,8 +143,9 @@ class TransformStep:
             labels = None if self._parts.label_row is None else tensors.labels
         else:
             labels = more.pop(LABELS_NAME)
-        if self.function is None or draws is None:
+        if self.function is None:
             return images, labels, more
+        assert draws is not None
         with traced("shardio.transform"):
             if program is not None:
                 views = images if isinstance(images, tuple) else (images,)

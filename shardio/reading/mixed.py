@@ -137,11 +137,14 @@ class MixedReader(Reader):
         self._shards = shards
         self._readers = tuple(readers)
         self.num_threads = max(reader.num_threads for reader in readers)
-        self.least_nbytes = min(reader.least_nbytes for reader in readers)
 
     @property
     def name(self) -> str:  # type: ignore[override]
         return ", ".join(dict.fromkeys(reader.name for reader in self._readers))
+
+    @property
+    def least_nbytes(self) -> int:  # type: ignore[override]
+        return min(reader.least_nbytes for reader in self._readers)
 
     @property
     def whole_lines(self) -> int:

@@ -105,6 +105,17 @@ def test_a_batch_is_split_over_all_threads_as_evenly_as_can_be(num_threads: int,
     assert max(parts, default=0) - min(parts, default=0) <= 1
 
 
+@pytest.mark.parametrize(("least_nbytes", "num_parts"), [(0, 4), (100, 4), (300, 3), (810, 2), (811, 1)])
+def test_a_batch_that_is_only_copied_takes_a_thread_for_so_many_bytes(least_nbytes: int, num_parts: int) -> None:
+    parts: list[int] = []
+    reader, threads, slot = StandIn(lambda indices: parts.append(len(indices))), GatherThreads(4), fresh_slot()
+    reader.least_nbytes = least_nbytes
+    assert slot.nbytes == 810
+    threads.submit(reader, Request(np.arange(9)), slot).wait()
+    threads.close()
+    assert len(parts) == num_parts
+
+
 def test_batches_are_served_in_the_order_in_which_they_were_asked_for() -> None:
     served: list[int] = []
     threads = GatherThreads(1)

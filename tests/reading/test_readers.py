@@ -217,10 +217,12 @@ def test_an_announced_batch_comes_into_the_page_cache_by_itself(make_set: Callab
     shards = cold(make_set)
     reader = MappedReader(shards)
     assert reader.begin_epoch()
+    assert reader.least_nbytes == 0  # all threads wait for storage
     reader.will_read(Request(np.arange(0, 64, 4)))
     until(lambda: shards.resident_share() == 0.25)
     reader.will_read(Request(np.arange(64)))
     until(lambda: not reader.begin_epoch())
+    assert reader.least_nbytes > 0
 
 
 def test_only_the_lines_that_windows_cross_are_announced(make_set: Callable[..., Path]) -> None:

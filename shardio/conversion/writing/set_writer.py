@@ -126,8 +126,8 @@ class ShardWriter:
     - `squashed`: images were resized to the set's shape without keeping their aspect ratios, as by `--fit squash`; a
       loader's transforms then treat an image as a picture of its `source_size`
 
-    `out` must be missing or an empty
-    folder. If the block raises, nothing is published or left in `out`. Not thread safe.
+    `out` must be missing or an empty folder. If the block raises, nothing is published or left in `out`. Not thread
+    safe.
     """
 
     def __init__(
