@@ -23,7 +23,7 @@ from shardio.conversion.options import ConvertOptions, count_bad, count_workers
 from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.records import Reject
 from shardio.conversion.sources.collection import Collection, DatasetItem, Origin, Source
-from shardio.conversion.task import one_torch_thread, prepare
+from shardio.conversion.task import prepare
 from shardio.errors import ConvertError, DecodeError
 from shardio.sets.names import check_local
 
@@ -188,7 +188,7 @@ def _measure(
                 break
         return outcomes
 
-    with one_torch_thread(task.needs_torch), ThreadPoolExecutor(threads, "shardio-measure") as pool:
+    with ThreadPoolExecutor(threads, "shardio-measure") as pool:
         outcome(sources[0])  # what is done once, at the first image, does not count
         start = time.monotonic()
         deadline = start + seconds

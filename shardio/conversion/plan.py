@@ -78,11 +78,6 @@ class ShardTask:
         return None if self.fit is None else (*self.fit.size, 3)
 
     @property
-    def needs_torch(self) -> bool:
-        """Whether torch resizes the pictures, instead of the C kernel."""
-        return self.fit is not None and self.fit.needs_torch
-
-    @property
     def name(self) -> str:
         return shard_name(self.split, self.number)
 

@@ -7,8 +7,6 @@ record is written; if it ends earlier, the shard is made again.
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -127,53 +125,19 @@ def _prepare_blocks(
 
 # --- the task ---------------------------------------------------------------------------------------------------------
 
-_lock = threading.Lock()
-_inside = 0
-_before = 1
-
-
-@contextlib.contextmanager
-def one_torch_thread(needed: bool = True) -> Iterator[None]:
-    """Sets torch to one thread inside the `with` block, for the calling thread and the threads that it starts.
-
-    Pictures are too small to be split. Several threads may be inside at the same time; when the last thread leaves,
-    torch gets back the number of threads that it had before the first thread entered. If torch is not `needed`, it is
-    not imported.
-    """
-    global _inside, _before
-    if not needed and "torch" not in sys.modules:
-        yield
-        return
-    import torch
-
-    with _lock:
-        # A thread takes the number over that was set last anywhere when it first asks for it, and not when it sets it.
-        number = torch.get_num_threads()
-        if not _inside:
-            _before = number
-        _inside += 1
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside -= 1
-            torch.set_num_threads(_before)
-
 
 def do_task(task: ShardTask, report: Report, threads: int = 1) -> ShardRecord:
     """Makes the task's shard and arrays, writes the task's record, and returns the record.
 
     A task that repairs a published set replaces only the damaged files, and writes no record.
     """
-    with one_torch_thread(task.needs_torch):
-        # First, so that a source which is replaced meanwhile is seen later.
-        fingerprints = task.origin.fingerprints(task.sources)
-        discard_refused(task)  # by an earlier try
-        record = replace(_make_files(task, report, threads), sources_sha256=digest(fingerprints))
-        if task.wanted is None:
-            save_record(task, record)
-        return record
+    # First, so that a source which is replaced meanwhile is seen later.
+    fingerprints = task.origin.fingerprints(task.sources)
+    discard_refused(task)  # by an earlier try
+    record = replace(_make_files(task, report, threads), sources_sha256=digest(fingerprints))
+    if task.wanted is None:
+        save_record(task, record)
+    return record
 
 
 def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:

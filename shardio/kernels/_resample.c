@@ -49,7 +49,7 @@ struct job {
     size_t stride;            /* the bytes from line to line of all windows; 0: each is packed, and memory is all ours */
     const int64_t *windows;   /* of each image the part that is there: its first row and column, height and width */
     const struct axis *axes;  /* two of each image, for its rows and for its columns */
-    const uint8_t *flags;     /* of each image MIRRORED, CUBIC, both or 0 */
+    const uint8_t *flags;     /* of each image MIRRORED or 0, and CUBIC, LANCZOS or 0 */
     const float *affine;      /* a factor for each channel, then an offset for each; NULL for bytes */
     void *out;
     const int64_t *lines; /* which image of `out` each becomes; or NULL: one after the other */
@@ -57,11 +57,11 @@ struct job {
     /* Of all outputs along an axis, numbers `first` to `first + size` are written. Those that do not exist are black. */
     int64_t resized[NUM_AXES], first[NUM_AXES], size[NUM_AXES];
     int64_t most[NUM_AXES]; /* the largest height and width of a window */
-    int any_cubic, antialias;
+    int radius, antialias; /* the widest radius of a filter */
     enum depth depth;
 };
 
-enum { MIRRORED = 1, CUBIC = 2 };
+enum { MIRRORED = 1, CUBIC = 2, LANCZOS = 4 };
 
 static const struct guard *guard;
 
@@ -79,11 +79,25 @@ struct taps {
     int are_near;     /* which depends on whether neighbors begin near each other */
 };
 
-INLINE double filter(int cubic, double a, double x)
+/* How far the filter of an image reaches. The radius also says which filter it is. */
+INLINE int filter_radius(uint8_t flags)
+{
+    return flags & LANCZOS ? 3 : flags & CUBIC ? 2 : 1;
+}
+
+static double lanczos(double x)
+{
+    const double pi = 3.14159265358979323846;
+    return x == 0 ? 1 : x < 3 ? sin(x * pi) / (x * pi) * (sin(x / 3 * pi) / (x / 3 * pi)) : 0;
+}
+
+INLINE double filter(int radius, double a, double x)
 {
     x = fabs(x);
-    if (!cubic)
+    if (radius == 1)
         return 1 - x > 0 ? 1 - x : 0;
+    if (radius == 3)
+        return lanczos(x);
     /* Keys, "Cubic convolution interpolation for digital image processing", 1981; the operations in torch's order. */
     double near = ((a + 2) * x - (a + 3)) * x * x + 1, far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a;
     return x < 1 ? near : x < 2 ? far : 0;
@@ -97,7 +111,7 @@ INLINE double clamp(double x, double least, double most)
 
 INLINE double radius_of(const struct job *job, double scale)
 {
-    return (job->any_cubic ? 2 : 1) * (job->antialias && scale > 1 ? scale : 1);
+    return job->radius * (job->antialias && scale > 1 ? scale : 1);
 }
 
 /* Of numbers below 2^51, by operations that every processor has for several numbers at once. */
@@ -114,9 +128,9 @@ INLINE double floor_of(double x)
    As Pillow and torch have it: the filter is as wide as what it shrinks, and what it may not see is left out. Without
    antialias, the filter is as wide as when nothing shrinks, and the pixels at the edge go on. */
 INLINE size_t weigh(double *weights, size_t most, double *from, double *to, double *largest, const struct axis *axis,
-                    double number, double step, double last, int cubic, int antialias)
+                    double number, double step, double last, int reach, int antialias)
 {
-    double shrink = antialias && axis->scale > 1 ? axis->scale : 1, radius = (cubic ? 2 : 1) * shrink;
+    double shrink = antialias && axis->scale > 1 ? axis->scale : 1, radius = reach * shrink;
     double start = axis->start, scale = axis->scale, low = axis->low, high = axis->high;
     double a = antialias ? -0.5 : -0.75, inverse = 1 / shrink;
     double center[BLOCK], begin[BLOCK], stop[BLOCK], total[BLOCK] = {0};
@@ -135,13 +149,13 @@ INLINE size_t weigh(double *weights, size_t most, double *from, double *to, doub
     double *some = weights;
     for (int t = 0; antialias && t < widest; t++, some += BLOCK)
         for (int j = 0; j < BLOCK; j++) {
-            double at = from[j] + t, weight = filter(cubic, a, (at - center[j] + 0.5) * inverse);
+            double at = from[j] + t, weight = filter(reach, a, (at - center[j] + 0.5) * inverse);
             some[j] = at < to[j] ? weight : 0;
             total[j] += some[j];
         }
     for (int j = 0; !antialias && j < BLOCK; j++)
         for (double at = begin[j]; at < stop[j]; at++) {
-            double weight = filter(cubic, a, at - center[j] + 0.5);
+            double weight = filter(reach, a, at - center[j] + 0.5);
             weights[(int)(clamp(at, from[j], to[j] - 1) - from[j]) * BLOCK + j] += weight;
             total[j] += weight;
         }
@@ -159,7 +173,7 @@ INLINE size_t weigh(double *weights, size_t most, double *from, double *to, doub
 
 /* All outputs decide together how many bits a weight has, so all are weighed, those that are not written, too. */
 INLINE void find_weights(struct taps *taps, const struct axis *axis, int64_t origin, int64_t resized, int64_t first,
-                         int flip, int cubic, int antialias)
+                         int flip, int reach, int antialias)
 {
     const int64_t kept = (int64_t)taps->kept, before = flip ? resized - first - kept : first;
     const double start = (double)(flip ? first + kept - 1 : first), step = flip ? -1 : 1;
@@ -170,7 +184,7 @@ INLINE void find_weights(struct taps *taps, const struct axis *axis, int64_t ori
         int is_kept = at >= 0 && at < kept;
         size_t k = (size_t)(is_kept ? at : (kept + BLOCK - 1) / BLOCK * BLOCK);
         size_t count = weigh(taps->exact + k * taps->most, taps->most, from, to, largest, axis, start + step * (double)at,
-                             step, (double)(resized - 1), cubic, antialias);
+                             step, (double)(resized - 1), reach, antialias);
         for (size_t j = 0; is_kept && j < BLOCK; j++)
             taps->firsts[k + j] = (size_t)((int64_t)from[j] - origin);
         size_t end = (size_t)((int64_t)to[flip ? 0 : BLOCK - 1] - origin);
@@ -204,7 +218,7 @@ INLINE void find_any(struct taps *taps, const struct job *job, size_t image, int
     int64_t end = job->first[number] + job->size[number];
     taps->before = (size_t)(first - job->first[number]);
     taps->kept = (size_t)((end < resized ? end : resized) - first);
-    int cubic = (job->flags[image] & CUBIC) != 0;
+    int reach = filter_radius(job->flags[image]);
     taps->same = axis->scale == 1 && axis->start == floor(axis->start);
     if (taps->same) {
         size_t start = (size_t)((int64_t)axis->start + first - origin);
@@ -213,11 +227,13 @@ INLINE void find_any(struct taps *taps, const struct job *job, size_t image, int
         for (size_t k = 0; k < taps->kept; k++)
             taps->firsts[k] = start + (flip ? taps->kept - 1 - k : k);
     } else if (!job->antialias) {
-        find_weights(taps, axis, origin, resized, first, flip, cubic, 0);
-    } else if (cubic) {
+        find_weights(taps, axis, origin, resized, first, flip, reach, 0);
+    } else if (reach == 1) {
         find_weights(taps, axis, origin, resized, first, flip, 1, 1);
+    } else if (reach == 2) {
+        find_weights(taps, axis, origin, resized, first, flip, 2, 1);
     } else {
-        find_weights(taps, axis, origin, resized, first, flip, 0, 1);
+        find_weights(taps, axis, origin, resized, first, flip, 3, 1);
     }
     /* Outputs are made in groups. */
     for (size_t k = taps->kept; k < taps->kept + GROUP; k++) {
@@ -915,8 +931,9 @@ static PyObject *resample(PyObject *module, PyObject *args)
     job.pixels = pixels.buf, job.windows = windows.buf, job.axes = axes.buf, job.flags = flags.buf, job.out = out.buf;
     job.lines = lines.buf, job.places = places.buf, job.nbytes = (size_t)pixels.len;
     job.stride = stride > 0 ? (size_t)stride : 0;
+    job.radius = 1;
     for (Py_ssize_t i = 0; i < count; i++)
-        job.any_cubic |= job.flags[i] & CUBIC;
+        job.radius = filter_radius(job.flags[i]) > job.radius ? filter_radius(job.flags[i]) : job.radius;
     job.count = (size_t)count, job.channels = channels > 0 ? (size_t)channels : 0;
     job.affine = affine.len ? affine.buf : NULL;
     job.depth = (enum depth)depth;
@@ -957,7 +974,7 @@ static PyMethodDef methods[] = {
      "resample(pixels, places, stride, windows, axes, flags, lines, out, affine, channels, resized, first, size, "
      "antialias, depth, form)\n\n"
      "out = for each image outputs number `first` to `first + size` of the `resized` ones, along rows and columns, mirrored\n"
-     "where its flag has the bit 1, by a cubic filter where it has the bit 2.\n"
+     "where its flag has the bit 1, by a cubic filter where it has the bit 2, by Lanczos' with the bit 4.\n"
      "`pixels` has a window of each, whose first byte is in `places`, with lines `stride` bytes apart, or, with 0, packed.\n"
      "Along an axis, output i is centered at start + scale * (i + 1/2),\n"
      "and the filter sees pixels from low to before high. depth is 0 for bytes and an empty affine; or 1, 2, 3 for float32,\n"

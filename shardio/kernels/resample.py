@@ -93,6 +93,7 @@ def resample(
     affine: NDArray[np.float32] | None = None,
     *,
     cubic: bool | NDArray[np.bool_],
+    lanczos: bool = False,
     antialias: bool = True,
     resized: tuple[int, int] | None = None,
     first: tuple[int, int] = (0, 0),
@@ -104,6 +105,7 @@ def resample(
     - `axes`, (B, 2, 4): start, scale, low and high, for rows and then for columns. Output i is centered at start +
       scale * (i + 1/2) in the image. The filter uses the pixels from low to high, which must lie inside the window.
     - `flips`, (B,): whether to mirror a result; `cubic`: whether the filter is bicubic, not bilinear, for all or (B,)
+    - `lanczos`: whether the filter is Lanczos' with three lobes instead, for all
     - `resized`: the size of the whole resized image (default: the size of `out`); `first`: the row and column of it
       where `out` begins. Pixels outside of the resized image are black.
     - `lines`: the index in `out` of each result; None for one result after the other
@@ -118,7 +120,7 @@ def resample(
         planes.stride,
         planes.windows.sides,
         np.ascontiguousarray(axes, np.float64),
-        np.ascontiguousarray(flips + np.multiply(cubic, 2), np.uint8),
+        np.ascontiguousarray(flips + np.multiply(cubic, 2) + 4 * lanczos, np.uint8),
         None if lines is None else np.ascontiguousarray(lines, np.int64),
         out,
         b"" if affine is None else np.ascontiguousarray(affine, np.float32),

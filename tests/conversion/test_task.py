@@ -7,14 +7,13 @@ import os
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import simplejpeg
-import torch
 from deadlines import must_not_block
 from pictures import random_jpeg, random_picture
 
@@ -23,7 +22,7 @@ from shardio.conversion.images.fit import Fit
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import load_record, refused_so_far
 from shardio.conversion.sources.collection import Source
-from shardio.conversion.task import do_task, one_torch_thread
+from shardio.conversion.task import do_task
 from shardio.conversion.writing import shard_file as writer
 from shardio.conversion.writing.shard_file import BLOCK_NBYTES
 from shardio.errors import DecodeError, FormatError
@@ -205,7 +204,6 @@ def test_memory_is_bounded_by_four_blocks_and_a_picture_per_thread(tmp_path: Pat
     finally:
         tracemalloc.stop()
     assert shard_of(task).stat().st_size == 4096 + count * side * side * 3 > 6 * BLOCK_NBYTES
-    # The resized picture is torch's, which is not counted.
     assert peak < (4 if threads > 1 else 3.1) * (BLOCK_NBYTES + (1 << 17)) + threads * 300 * 200 * 3 + (4 << 20)
 
 
@@ -253,52 +251,3 @@ def test_lines_of_refused_sources_that_are_none_are_left_out(task: ShardTask) ->
     with noted.open("ab") as file:
         file.write(b"[]\n3\n{}\nx\n\xff\n" + b"[" * 100_000 + b'\n{"key": []}\n{"key": "\\ud800"}\n')
     assert refused_so_far(task) == expected
-
-
-# --- torch's number of threads: one inside, restored when the last thread leaves -----------------------------------
-
-
-@pytest.fixture
-def three_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("three_threads")
-def test_inside_there_is_one_and_afterwards_what_there_was() -> None:
-    def fail() -> None:
-        with one_torch_thread():
-            assert torch.get_num_threads() == 1
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert torch.get_num_threads() == 3
-
-
-@pytest.mark.usefixtures("three_threads")
-def test_threads_that_are_inside_together_leave_the_number_as_it_was() -> None:
-    entered, leave = threading.Event(), threading.Event()
-    seen: list[int] = []
-
-    def work() -> None:
-        with one_torch_thread():
-            entered.set()
-            leave.wait(30)
-            seen.append(torch.get_num_threads())
-
-    with one_torch_thread():
-        thread = threading.Thread(target=work)
-        thread.start()
-        assert entered.wait(30)
-    leave.set()
-    thread.join(30)
-    assert seen == [1]
-    assert torch.get_num_threads() == 3
-    later: list[int] = []
-    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
-    thread.start()
-    thread.join(30)
-    assert later == [3]

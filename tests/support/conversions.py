@@ -19,7 +19,6 @@ from shardio.conversion.convert import convert
 from shardio.conversion.engines.engine import Engine
 from shardio.conversion.engines.pool import Pool, run_on_pool
 from shardio.conversion.images.decode import DecodedImage, decode_image
-from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import FitMode, Progress, Resample
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ShardRecord
@@ -125,9 +124,6 @@ def decode_or_refuse(data: bytes) -> DecodedImage | DecodeError:
         return error
 
 
-RESAMPLES: list[Resample] = []
+RESAMPLES: tuple[Resample, ...] = get_args(Resample)
 MODES: tuple[FitMode, ...] = ("crop", "squash", "pad")
 """The fits that take any size and filter."""
-for _name in get_args(Resample):
-    with contextlib.suppress(ValueError):
-        RESAMPLES.append(Fit((4, 4), resample=_name).resample)

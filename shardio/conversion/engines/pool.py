@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import multiprocessing
 import os
 import queue
 import socket
@@ -179,6 +180,9 @@ def _work(task: ShardTask, number: int, terms: Terms, threads: int) -> ShardReco
     returned. A repair ignores the record: a conversion killed right after publishing leaves records of damaged files.
     """
     terms.check()
+    if "torch" in sys.modules and multiprocessing.parent_process() is not None:
+        # The threads of a dataset's own torch would compete with other workers.
+        sys.modules["torch"].set_num_threads(1)
     line = TaskLine(terms.run_file, number)
     record = load_record(task) if task.wanted is None else None
     return record or do_task(task, line.report, threads)

@@ -1,15 +1,13 @@
 """Fits pictures of any size into samples of one size: computes where the picture goes, and resizes it, antialiased.
 
 Placement and rounding are torchvision's: `crop` with a square size is Resize(size) followed by CenterCrop(size).
-torch resizes in fixed point and gives the same bytes with AVX-512, with AVX2 and without either. The kernel in C gives
-the same bytes as torch, and resizes only the part of the picture that the sample shows.
+The kernel in C gives the same bytes as torch on any processor, and resizes only the part that the sample shows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -65,16 +63,6 @@ class Fit:
         if self.mode == "adm" and (self.size[0] != self.size[1] or self.resample != "bicubic"):
             found = f"size {self.size} and {self.resample!r}"
             raise ValueError(f"fit 'adm' needs a square size and resample 'bicubic', found {found}: pass fit 'crop'")
-        if self.resample == "lanczos":
-            try:
-                resize_pixels(np.zeros((2, 2, 3), np.uint8), (1, 1), self.resample)
-            except (NotImplementedError, ValueError):
-                raise ValueError(f"resample 'lanczos' needs a newer torch than {version('torch')}") from None
-
-    @property
-    def needs_torch(self) -> bool:
-        """Whether torch resizes pictures, and not the C kernel."""
-        return self.resample == "lanczos"
 
     def placement(self, height: int, width: int) -> Placement:
         """Returns the Placement of a picture of this height and width in its sample.
@@ -125,7 +113,7 @@ class Fit:
         height, width = pixels.shape[:2] if source_size is None else source_size
         placement = self.placement(height, width)
         try:
-            # torch goes along the rows first: the form between has the new width and the old height.
+            # Rows are resized first: the form between has the new width and the old height.
             check_pixels(placement.resized[1], max(placement.resized[0], height))
         except DecodeError as error:
             raise DecodeError(error.reason, f"{width} x {height} resized: {error.detail}") from None
@@ -137,29 +125,19 @@ class Fit:
             return sample
         # The last rows and columns of a reduced picture may belong to it in part.
         sides, extent = pixels.shape[:2], (height / reduction, width / reduction)
-        factors = None
-        if extent != sides:  # slightly more than the quotients, as torch rounds side times factor down to the new side
-            factors = [new / old * (1 + 2**-40) for new, old in zip(placement.resized, extent, strict=True)]
-        if not self.needs_torch:
-            scales = [side / new for side, new in zip(sides, placement.resized, strict=True)]
-            if factors is not None:
-                scales = [1 / factor for factor in factors]
-            kernel.resample(
-                kernel.Planes.of_images(np.ascontiguousarray(pixels)[None]),
-                np.array([[(0, scale, 0, side) for scale, side in zip(scales, sides, strict=True)]], np.float64),
-                np.zeros(1, bool),
-                sample[None],
-                cubic=self.resample == "bicubic",
-                resized=placement.resized,
-                first=(top, left),
-            )
-            return sample
-        resized = resize_pixels(pixels, placement.resized, self.resample, factors)
-        if self.mode == "pad":
-            sample[:] = 0
-            sample[-top : resized.shape[0] - top, -left : resized.shape[1] - left] = resized
-        else:
-            sample[:] = resized[top : top + self.size[0], left : left + self.size[1]]
+        scales = [side / new for side, new in zip(sides, placement.resized, strict=True)]
+        if extent != sides:  # as torch computes them from factors that it rounds down to the new sides
+            scales = [1 / (new / old * (1 + 2**-40)) for new, old in zip(placement.resized, extent, strict=True)]
+        kernel.resample(
+            kernel.Planes.of_images(np.ascontiguousarray(pixels)[None]),
+            np.array([[(0, scale, 0, side) for scale, side in zip(scales, sides, strict=True)]], np.float64),
+            np.zeros(1, bool),
+            sample[None],
+            cubic=self.resample == "bicubic",
+            lanczos=self.resample == "lanczos",
+            resized=placement.resized,
+            first=(top, left),
+        )
         return sample
 
     def apply_nearest(self, mask: NDArray[Any]) -> NDArray[Any]:
@@ -207,26 +185,3 @@ def _nearest(target: int, start: int, resized: int, side: int) -> NDArray[np.int
     In a margin, indices are negative, or at least `side`. `start` is the Placement's `top` or `left`.
     """
     return (2 * (np.arange(target, dtype=np.int64) + start) + 1) * side // (2 * resized)
-
-
-def resize_pixels(
-    pixels: NDArray[np.uint8],
-    size: tuple[int, int],
-    resample: Resample,
-    factors: list[float] | None = None,
-) -> NDArray[np.uint8]:
-    """Returns pixels, uint8 (height, width, channels), resized by torch to `size`, a (height, width).
-
-    `factors` are the scale factors of rows and columns; by default they are the quotients of the sizes.
-    """
-    if pixels.shape[:2] == size:
-        return pixels
-    import torch  # here, as most conversions do not need it, and it takes most of the time that a worker needs to start
-
-    # Batch first, then permute: this way round torch sees channels_last and takes its fast kernel, which also writes
-    # channels_last. The other way round costs twice the time.
-    batch = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)
-    target: Any = {"size": size} if factors is None else {"scale_factor": factors}
-    resized = torch.nn.functional.interpolate(batch, mode=resample, antialias=True, **target)
-    result: NDArray[np.uint8] = resized[0].permute(1, 2, 0).numpy()
-    return result
