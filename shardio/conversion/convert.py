@@ -49,14 +49,14 @@ from shardio.conversion.report import (
 )
 from shardio.conversion.sources.collection import UNREADABLE
 from shardio.conversion.sources.names import numbers_up_to
-from shardio.conversion.writing.set_writer import SplitContent, publish_set
 from shardio.errors import ConvertError, SpaceError, shortened
-from shardio.format.entries import ArrayEntry
+from shardio.format.entries import ArrayEntry, SplitEntry
 from shardio.format.layout import MANIFEST_NAME, REJECTS_NAME, has_label
 from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import commit_manifest
 from shardio.sets.levels import LEVELS, first_split, levels_of
 from shardio.sets.names import check_local
-from shardio.sets.rows import ArrayWriter, write_crc32s
+from shardio.sets.rows import ArrayWriter, write_crc32s, write_index
 from shardio.sets.storage import FileCopier, FolderStorage
 from shardio.system.files import write_atomic
 
@@ -223,28 +223,37 @@ class Conversion:
                 f"{plan.out / damaged[0]}: expected the bytes that were written, found other bytes. Run the same "
                 "command again to make the shard again"
             )
-        splits = {}
-        for name in collection.splits:
-            records = [self._records[task.name] for task in plan.tasks if task.split == name]
-            shards = [record.entry for record in records if record.entry is not None]
+        records_of: dict[str, list[ShardRecord]] = {name: [] for name in collection.splits}
+        for task in plan.tasks:
+            records_of[task.split].append(self._records[task.name])
+        for name, records in records_of.items():
             if not any(len(record.rows) for record in records):
                 raise ConvertError(f"{plan.out}: split {name!r}: every image was refused, so nothing is published")
-            rows = np.concatenate([record.rows for record in records])
-            joined = joined_arrays(plan, rows, records)
-            arrays = {
-                spec.name: self._publish_array(name, spec, records, joined[spec.name]) for spec in plan.arrays_of(name)
-            }
-            splits[name] = SplitContent(shards, rows, arrays, plan.options.fit == "squash")
+        splits = {name: self._publish_split(name, records) for name, records in records_of.items()}
         rejects = write_rejects(plan.out, (one for task in plan.tasks for one in self._records[task.name].rejects))
-        shape, class_names = plan.options.sample_shape, collection.class_names
         provenance = {"conversion": plan.describe(), "libraries": library_versions()}
         sums = np.sum([record.level_sums for record in self._records.values()], axis=0)
         if sums.any():  # else all samples to measure were refused
             provenance[LEVELS] = levels_of(first_split(splits), sums).describe()
-        labels = [rows["label"] for rows in (one.rows for one in splits.values()) if has_label(rows.dtype)]
-        bounds = [int(bound) for found in labels for bound in (found.min(), found.max())]
+        labels = [record.rows["label"] for record in self._records.values() if has_label(record.rows.dtype)]
+        bounds = [int(bound) for found in labels if len(found) for bound in (found.min(), found.max())]
         classes = collection.classes or numbers_up_to(min(bounds, default=0), max(bounds, default=-1))
-        return publish_set(plan.out, shape, classes, splits, rejects, provenance, class_names)
+        names = collection.class_names
+        manifest = Manifest(plan.options.sample_shape, tuple(classes), splits, rejects, provenance, tuple(names))
+        commit_manifest(plan.out, manifest)
+        return manifest
+
+    def _publish_split(self, name: str, records: Sequence[ShardRecord]) -> SplitEntry:
+        """Writes the index, the small arrays and the checksums of a split. Returns its entry for the manifest."""
+        plan = self._plan
+        rows = np.concatenate([record.rows for record in records])
+        joined = joined_arrays(plan, rows, records)
+        arrays = {
+            spec.name: self._publish_array(name, spec, records, joined[spec.name]) for spec in plan.arrays_of(name)
+        }
+        shards = tuple(record.entry for record in records if record.entry is not None)
+        index, squashed = write_index(plan.out, name, rows), plan.options.fit == "squash"
+        return SplitEntry(len(rows), index, shards, arrays=arrays, squashed=squashed)
 
     def _publish_array(
         self, split: str, spec: ArraySpec, records: Iterable[ShardRecord], numbers: NDArray[Any]

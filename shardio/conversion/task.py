@@ -149,7 +149,7 @@ def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
         shard = stack.enter_context(ShardFileWriter(task.out / task.name, shape, count)) if shape else None
         writers = {spec.name: PartWriter(task, spec, count, stack) for spec in task.arrays}
         check_unpublished(task)
-        rows = IndexRows() if shard is None else shard.rows
+        rows = IndexRows()
         # Closed here and not when the garbage collector comes by: it may have threads.
         for block, results in stack.enter_context(contextlib.closing(_prepare_blocks(task, shard, threads))):
             kept, values, before = [], [], len(rows) + len(rejects)

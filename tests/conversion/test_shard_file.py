@@ -23,10 +23,9 @@ from pictures import sample_pixels
 from shardio.conversion.records import Reject
 from shardio.conversion.writing import shard_file as writer_module
 from shardio.conversion.writing.set_writer import ShardWriter
-from shardio.conversion.writing.shard_file import BLOCK_NBYTES, IndexRows, ShardFileWriter
+from shardio.conversion.writing.shard_file import BLOCK_NBYTES, ShardFileWriter
 from shardio.errors import ConvertError
 from shardio.format.entries import ShardEntry
-from shardio.format.layout import crc32
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
@@ -50,7 +49,7 @@ def expected_shard(num_samples: int) -> bytes:
 def write_shard(path: Path, num_samples: int, reserve_samples: int = 0) -> ShardEntry:
     with ShardFileWriter(path, SHAPE, reserve_samples) as shard:
         for i in range(num_samples):
-            shard.append(sample_pixels(i, SHAPE), label=i % 7, key=b"%d" % i, source_size=(i, i + 1))
+            shard.append(sample_pixels(i, SHAPE))
         return shard.finish()
 
 
@@ -63,15 +62,15 @@ def check_shard(path: Path, entry: ShardEntry, num_samples: int) -> None:
 # --- one shard -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_samples", range(1, 10))
+@pytest.mark.parametrize("num_samples", [1, 2, 9])
 def test_any_number_of_samples_fits_any_reservation(tmp_path: Path, num_samples: int) -> None:
-    for reserve_samples in range(12):
+    for reserve_samples in (0, 1, 2, 3, 8, 9, 10):
         path = tmp_path / f"{reserve_samples}.npy"
         check_shard(path, write_shard(path, num_samples, reserve_samples), num_samples)
-    assert len(names(tmp_path)) == 12
+    assert len(names(tmp_path)) == 7
 
 
-@pytest.mark.parametrize("block_samples", [1, 2, 3, 8])
+@pytest.mark.parametrize("block_samples", [1, 2, 3])
 def test_samples_cross_block_boundaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_samples: int) -> None:
     # A block that is no whole number of samples, and one that is smaller than a sample.
     for block_nbytes in (block_samples * NBYTES, block_samples * NBYTES + NBYTES - 1, NBYTES // 2):
@@ -80,20 +79,6 @@ def test_samples_cross_block_boundaries(tmp_path: Path, monkeypatch: pytest.Monk
             for reserve_samples in (0, num_samples, num_samples + 1):
                 path = tmp_path / "x.npy"
                 check_shard(path, write_shard(path, num_samples, reserve_samples), num_samples)
-
-
-def test_index_rows_follow_the_samples(tmp_path: Path) -> None:
-    with ShardFileWriter(tmp_path / "x.npy", SHAPE) as shard:
-        for i in range(5):
-            shard.append(sample_pixels(i, SHAPE), label=i - 2, key=b"\xff\xfe/%d" % i, source_size=(i + 1, 1 << 20))
-        shard.finish()
-        rows = shard.rows.to_array(12, has_label=True)
-    assert len(shard.rows) == 5
-    assert rows["label"].tolist() == [-2, -1, 0, 1, 2]
-    assert rows["key"].tolist() == [b"\xff\xfe/%d" % i for i in range(5)]
-    assert rows["source_height"].tolist() == [1, 2, 3, 4, 5]
-    assert rows["source_width"].tolist() == [1 << 20] * 5
-    assert rows["crc32"].tolist() == [zlib.crc32(sample_pixels(i, SHAPE).tobytes()) for i in range(5)]
 
 
 def _strided(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -124,44 +109,17 @@ def test_pixels_of_any_layout_are_copied_in(
     with ShardFileWriter(path, SHAPE) as shard:
         for i in range(4):
             pixels = layout(sample_pixels(i, SHAPE))
-            shard.append(pixels, label=0, key=b"", source_size=(1, 1))
+            assert shard.append(pixels) == zlib.crc32(sample_pixels(i, SHAPE).tobytes())
             if pixels.flags.writeable:
                 pixels[:] = 0  # the writer must have its own copy
         entry = shard.finish()
     check_shard(path, entry, 4)
-    assert [row[-1] for row in shard.rows.values] == [zlib.crc32(sample_pixels(i, SHAPE).tobytes()) for i in range(4)]
-
-
-@pytest.mark.parametrize(
-    "pixels",
-    [
-        np.zeros((3, 5), np.uint8),
-        np.zeros((3, 5, 1), np.uint8),
-        np.zeros((1, 3, 5, 3), np.uint8),
-        np.zeros(SHAPE, np.int8),
-        np.zeros(SHAPE, bool),
-    ],
-    ids=lambda pixels: f"{pixels.dtype} {pixels.shape}",
-)
-def test_other_pixels_are_refused_and_leave_no_trace(tmp_path: Path, pixels: NDArray[np.uint8]) -> None:
-    path = tmp_path / "x.npy"
-    with ShardFileWriter(path, SHAPE, 2) as shard:
-        for i in range(2):
-            with pytest.raises(ValueError) as caught:
-                shard.append(pixels, label=9, key=b"bad", source_size=(9, 9))
-            message = str(caught.value)
-            assert "expected uint8 pixels of shape (3, 5, 3)" in message
-            assert f"found {pixels.dtype} of shape {pixels.shape}" in message
-            shard.append(sample_pixels(i, SHAPE), label=0, key=b"", source_size=(1, 1))
-        entry = shard.finish()
-    check_shard(path, entry, 2)
-    assert [row[0] for row in shard.rows.values] == [0, 0]
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 3), (3, 5), (3, 5, 65537), (3.0, 5, 3)])
 def test_a_bad_sample_shape_is_refused_before_a_file_is_made(tmp_path: Path, shape: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match=r"must be \(height, width, channels\)") as caught:
-        ShardFileWriter(tmp_path / "x.npy", shape)
+        ShardWriter(tmp_path / "out", shape)
     assert repr(shape) in str(caught.value)
     assert names(tmp_path) == []
 
@@ -176,7 +134,7 @@ def test_a_shard_without_samples_is_refused(tmp_path: Path) -> None:
         assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("reserve_samples", [0, 5, 9])
+@pytest.mark.parametrize("reserve_samples", [5, 9])
 def test_a_shard_is_whole_or_absent_whatever_call_fails_and_the_error_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reserve_samples: int
 ) -> None:
@@ -207,7 +165,7 @@ def test_a_shard_is_not_visible_before_its_end_and_an_exception_discards_it(
 ) -> None:
     def fail_halfway() -> None:
         with ShardFileWriter(tmp_path / "x.npy", SHAPE, 5) as shard:
-            shard.append(sample_pixels(0, SHAPE), label=0, key=b"", source_size=(1, 1))
+            shard.append(sample_pixels(0, SHAPE))
             assert not shard.path.exists()
             raise error
 
@@ -245,7 +203,7 @@ def test_a_shard_too_large_for_the_kernel_leaves_nothing(tmp_path: Path) -> None
 def write_large_shard(path: Path, reserve_samples: int) -> None:
     with ShardFileWriter(path, (100, 100, 3), reserve_samples) as shard:
         for _ in range(100):
-            shard.append(np.zeros((100, 100, 3), np.uint8), label=0, key=b"", source_size=(1, 1))
+            shard.append(np.zeros((100, 100, 3), np.uint8))
         shard.finish()
 
 
@@ -290,7 +248,7 @@ def test_leaving_waits_for_a_sync_that_is_under_way(tmp_path: Path, monkeypatch:
     def fail_halfway() -> None:
         with ShardFileWriter(tmp_path / "x.npy", SHAPE) as shard:
             for i in range(5):
-                shard.append(sample_pixels(i, SHAPE), label=0, key=b"", source_size=(1, 1))
+                shard.append(sample_pixels(i, SHAPE))
             assert begun.wait(60)
             may_end.set()
             raise ValueError("halfway")
@@ -321,7 +279,6 @@ def write_blocks(path: Path, shape: tuple[int, int, int], kept: list[list[int]],
             block[:] = 0xEE
             for row in rows:
                 block[row] = sample_pixels(100 * number + row, shape)
-                shard.rows.append(label=row, key=b"k", source_size=(1, 1), crc32=crc32(block[row]))
             shard.write_block(block, rows)
         return shard.finish()
 
@@ -455,7 +412,7 @@ def test_writes_have_the_size_of_a_block(tmp_path: Path, monkeypatch: pytest.Mon
     shape = (100, 110, 3)
     with ShardFileWriter(tmp_path / "x.npy", shape, 1200) as shard:
         for i in range(1200):
-            shard.append(np.full(shape, i % 251, np.uint8), label=0, key=b"", source_size=(1, 1))
+            shard.append(np.full(shape, i % 251, np.uint8))
         shard.finish()
     assert sum(watch.nbytes) == 4096 + 1200 * 33_000
     header, *blocks, rest = watch.nbytes
@@ -489,7 +446,6 @@ def test_memory_is_bounded_by_two_blocks_beside_those_of_the_caller(
         mine = [shard.take_block(), shard.take_block()]
         for _ in range(98):
             seen.add(mine[0].ctypes.data)
-            shard.rows.append(label=0, key=b"", source_size=(1, 1), crc32=0)
             shard.write_block(mine.pop(0), [0])
             mine.append(shard.take_block())
         assert 3 <= len(seen) <= 4
@@ -537,9 +493,9 @@ def test_a_set_has_the_shards_samples_and_checksums_that_its_manifest_says(make_
         assert shards.index["crc32"][i] == zlib.crc32(sample_pixels(i).tobytes())
 
 
-@pytest.mark.parametrize("samples_per_shard", range(1, 8))
+@pytest.mark.parametrize("samples_per_shard", [1, 2, 5])
 def test_shards_are_cut_when_they_are_full(tmp_path: Path, samples_per_shard: int) -> None:
-    for num_samples in range(1, 8):
+    for num_samples in (1, 2, 5, 6):
         for spare in (0, NBYTES - 1):
             out = tmp_path / f"{num_samples}-{spare}"
             nbytes = 4096 + samples_per_shard * NBYTES + spare
@@ -620,7 +576,16 @@ def test_the_longest_keys_the_largest_numbers_and_any_bytes_are_taken(tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [
-        ({"image": np.zeros((1, 1, 1), np.uint8)}, ValueError, "expected uint8 pixels"),
+        *(
+            ({"image": pixels}, ValueError, f"uint8 pixels .*found {pixels.dtype}")
+            for pixels in (
+                np.zeros((3, 5), np.uint8),
+                np.zeros((3, 5, 1), np.uint8),
+                np.zeros((1, 3, 5, 3), np.uint8),
+                np.zeros(SHAPE, np.int8),
+                np.zeros(SHAPE, bool),
+            )
+        ),
         *(({"label": label}, TypeError, "label must be an integer") for label in (0.5, 1.0, "1", None, np.float32(1))),
         *(({"label": label}, ValueError, f"label .*{label}$") for label in (1 << 63, -(1 << 63) - 1)),
         *(({"key": key}, ValueError, "key must not end in a NUL byte") for key in (b"a\0", "a\0", b"\0")),
@@ -677,22 +642,6 @@ def test_labels_must_be_classes(tmp_path: Path) -> None:
     assert open_shards(tmp_path / "out").labels.tolist() == [0, 1, 1, 0]
 
 
-def test_what_a_sample_costs_does_not_depend_on_how_many_shards_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted: list[IndexRows] = []
-    monkeypatch.setattr(IndexRows, "__len__", lambda rows: (counted.append(rows), len(rows.values))[1])
-    calls = []
-    for count in (20, 40):
-        counted.clear()
-        with ShardWriter(tmp_path / str(count), SHAPE, shard_nbytes=1) as writer:
-            for i in range(count):
-                writer.append(sample_pixels(i, SHAPE), 0)
-        calls.append(len(counted))
-        assert open_shards(tmp_path / str(count)).index["key"].tolist() == [b"%d" % i for i in range(count)]
-    assert calls[1] == 2 * calls[0]
-
-
 def test_no_samples_are_no_set(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(ConvertError) as caught, ShardWriter(out, SHAPE):
@@ -701,9 +650,10 @@ def test_no_samples_are_no_set(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-@pytest.mark.parametrize("num_samples", range(6))
-@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()])
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize(
+    ("num_samples", "error", "there"),
+    [(0, ValueError("x"), False), (1, KeyboardInterrupt(), True), (4, ValueError("x"), True), (5, OSError(), False)],
+)
 def test_an_exception_publishes_nothing_and_leaves_what_was_there(
     tmp_path: Path, num_samples: int, error: BaseException, there: bool
 ) -> None:

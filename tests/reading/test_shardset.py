@@ -21,7 +21,6 @@ from deadlines import must_not_block
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
-from shardio.conversion.writing.set_writer import SplitContent, publish_set
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import IndexEntry, ShardEntry, SplitEntry
 from shardio.format.layout import SampleShape, index_dtype, index_nbytes, shard_header, shard_nbytes
@@ -30,6 +29,7 @@ from shardio.format.manifest_file import commit_manifest
 from shardio.kernels.rowcopy import Windows
 from shardio.reading.mapping import RowMapping
 from shardio.reading.shardset import Sample, ShardSet, open_shards
+from shardio.sets.rows import write_index
 
 SHAPES: list[SampleShape] = [(1, 1, 1), (3, 5, 1), (7, 11, 3), (2, 3, 3), (16, 16, 16), (64, 65, 1)]
 COUNTS = [[1], [5], [1, 1], [3, 7], [2, 1, 4], [5, 1, 3, 2], [1, 3, 1, 5, 2]]
@@ -51,7 +51,8 @@ def write_set(out: Path, counts: Sequence[int], shape: SampleShape, split: str =
     rows["key"] = [b"k%d" % i for i in range(total)]
     rows["source_width"], rows["source_height"] = 500, np.arange(total)
     rows["crc32"] = [zlib.crc32(sample.tobytes()) for sample in pixels]
-    publish_set(out, shape, (), {split: SplitContent(shards, rows)}, None, {})
+    entry = SplitEntry(total, write_index(out, split, rows), tuple(shards))
+    commit_manifest(out, Manifest(shape, (), {split: entry}))
     return pixels
 
 
@@ -335,7 +336,8 @@ def test_opening_reads_headers_and_not_samples(tmp_path: Path) -> None:
         file.write(shard_header(count, shape))
         file.truncate(shard_nbytes(count, shape))
     entry = ShardEntry("train-00000.npy", shard_nbytes(count, shape), "0" * 64, count)
-    publish_set(out, shape, (), {"train": SplitContent([entry], np.zeros(count, index_dtype(4)))}, None, {})
+    index = write_index(out, "train", np.zeros(count, index_dtype(4)))
+    commit_manifest(out, Manifest(shape, (), {"train": SplitEntry(count, index, (entry,))}))
     with must_not_block():
         shards = open_shards(out)
         assert len(shards) == count

@@ -19,11 +19,13 @@ from folders import flip
 from pictures import sample_pixels
 
 from shardio.conversion.records import Reject, write_rejects
-from shardio.conversion.writing.set_writer import SplitContent, publish_set
-from shardio.conversion.writing.shard_file import ShardFileWriter
+from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter
 from shardio.errors import SetNotFoundError
+from shardio.format.entries import SplitEntry
 from shardio.format.layout import SampleShape
 from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import commit_manifest
+from shardio.sets.rows import write_index
 from shardio.sets.selection import draw_share
 from shardio.sets.verify import CheckedShare, Problem, VerifyReport, verify
 from shardio.system import opening
@@ -53,17 +55,20 @@ def write_set(
     splits = {}
     for split, shard_counts in (counts or COUNTS).items():
         numbers = itertools.count()
-        entries, rows = [], []
+        entries, rows = [], IndexRows()
         for number, count in enumerate(shard_counts):
             with ShardFileWriter(out / f"{split}-{number:05d}.npy", shape, count) as shard:
                 for i in itertools.islice(numbers, count):
                     key = f"{split}/{i}.png".encode()
-                    shard.append(sample_pixels(i, shape), label=label_of(i), key=key, source_size=(9, 9))
+                    crc32 = shard.append(sample_pixels(i, shape))
+                    rows.append(label=label_of(i), key=key, source_size=(9, 9), crc32=crc32)
                 entries.append(shard.finish())
-                rows.append(shard.rows.to_array(20, has_label=True))
-        splits[split] = SplitContent(entries, np.concatenate(rows))
+        index = write_index(out, split, rows.to_array(20, has_label=True))
+        splits[split] = SplitEntry(len(rows), index, tuple(entries))
     rejects = [Reject("train", b"train/bad.JPEG", "damaged", "cut short"), Reject("val", b"\xff", "empty", "0 bytes")]
-    return publish_set(out, shape, classes, splits, write_rejects(out, rejects), {"by": "a test"})
+    manifest = Manifest(shape, classes, splits, write_rejects(out, rejects), {"by": "a test"})
+    commit_manifest(out, manifest)
+    return manifest
 
 
 @pytest.fixture

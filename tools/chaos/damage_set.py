@@ -40,10 +40,9 @@ from numpy.typing import NDArray
 
 from shardio.cli.main import cli
 from shardio.conversion.records import Reject, write_rejects
-from shardio.conversion.writing.set_writer import SplitContent, publish_set
-from shardio.conversion.writing.shard_file import ShardFileWriter
+from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter
 from shardio.errors import FormatError, SetNotFoundError
-from shardio.format.entries import ArrayEntry
+from shardio.format.entries import ArrayEntry, SplitEntry
 from shardio.format.layout import (
     HEADER_NBYTES,
     MANIFEST_NAME,
@@ -58,6 +57,7 @@ from shardio.format.layout import (
     sample_nbytes,
     shard_name,
 )
+from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest
 from shardio.loading.loader import ShardLoader
 from shardio.reading.choose import Io
@@ -103,34 +103,33 @@ def write_set(folder: Path, seed: int) -> Contents:
     """Publishes a set of random pixels, and returns its contents."""
     folder.mkdir()
     rng = np.random.default_rng(seed)
-    splits = {}
+    splits, stored = {}, {}
     for split, counts in NUM_SAMPLES.items():
-        entries, rows = [], []
+        entries, rows = [], IndexRows()
         for number, count in enumerate(counts):
             with ShardFileWriter(folder / shard_name(split, number), SHAPE, count) as shard:
                 for i in range(count):
                     label, key = int(rng.integers(3)), f"{split}/{number}-{i}.png".encode()
                     pixels = rng.integers(0, 256, SHAPE, dtype=np.uint8)
-                    shard.append(pixels, label=label, key=key, source_size=(99, 99))
+                    rows.append(label=label, key=key, source_size=(99, 99), crc32=shard.append(pixels))
                 entries.append(shard.finish())
-                rows.append(shard.rows.to_array(20, has_label=True))
-        splits[split] = SplitContent(entries, np.concatenate(rows))
+        stored[split] = rows.to_array(20, has_label=True)
+        splits[split] = SplitEntry(len(rows), write_index(folder, split, stored[split]), tuple(entries))
     rejects = [Reject("train", b"train/x.JPEG", "damaged", "cut short")]
-    manifest = publish_set(folder, SHAPE, ("a", "b", "c"), splits, write_rejects(folder, rejects), {})
-    val, stored = manifest.splits["val"], splits["val"].rows
+    manifest = Manifest(SHAPE, ("a", "b", "c"), splits, write_rejects(folder, rejects))
     arrays = {
         name: replace(_write_array(folder, name, kind, row, rng), order=0 if name in ORDERED else None)
         for name, (kind, row) in ARRAYS.items()
     }
     val = replace(
-        val,
+        splits["val"],
         num_samples=len(ORDER),
-        index=write_index(folder, "val", stored[ORDER]),
+        index=write_index(folder, "val", stored["val"][ORDER]),
         orders=(write_order(folder, "val", 0, ORDER if seed == 1 else ORDER[::-1]),),
         order=0,
         arrays=arrays,
     )
-    commit_manifest(folder, replace(manifest, splits={**manifest.splits, "val": val}))
+    commit_manifest(folder, replace(manifest, splits={**splits, "val": val}))
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 

@@ -177,7 +177,7 @@ def convert_with(scenario: Scenario, images: Path, folder: Path, fault: Fault | 
     """In a child: converts into `folder`/out while the disk has `fault`, and tells what became of it."""
     finished: list[str] = []
     published: list[bool] = []
-    do_task, publish_set = PATCHED_ENGINE.do_task, PATCHED_CONVERTER.publish_set
+    do_task, commit_manifest = PATCHED_ENGINE.do_task, PATCHED_CONVERTER.commit_manifest
 
     def noting_task(task: Any, *how: Any) -> Any:
         record = do_task(task, *how)
@@ -185,17 +185,16 @@ def convert_with(scenario: Scenario, images: Path, folder: Path, fault: Fault | 
             finished.append(task.name)
         return record
 
-    def noting_set(*args: Any) -> Any:
-        manifest = publish_set(*args)
+    def noting_set(*args: Any) -> None:
+        commit_manifest(*args)
         published.append(True)
-        return manifest
 
     def say(outcome: str, detail: str = "") -> None:
         facts = {"finished": finished, "published": bool(published), "failed": disk.failed, "calls": disk.calls}
         tell({"outcome": outcome, "detail": detail, **facts})
 
     disk = FaultyDisk(folder, images, fault, lambda: say("died"))
-    PATCHED_ENGINE.do_task, PATCHED_CONVERTER.publish_set = noting_task, noting_set
+    PATCHED_ENGINE.do_task, PATCHED_CONVERTER.commit_manifest = noting_task, noting_set
     disk.install()
     try:
         scenario.convert(images, folder / "out", scenario.max_bad)

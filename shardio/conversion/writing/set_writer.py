@@ -1,4 +1,4 @@
-"""Publishes a set: `publish_set` publishes finished shards, `ShardWriter` makes a set from the caller's arrays."""
+"""ShardWriter makes a set from the caller's arrays."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.names import check_label
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter, samples_per_shard
 from shardio.errors import ConvertError
-from shardio.format.entries import ArrayEntry, RejectsEntry, ShardEntry, SplitEntry
+from shardio.format.entries import ShardEntry, SplitEntry
 from shardio.format.layout import (
     LABEL_ROW,
     LABELS_NAME,
     MANIFEST_NAME,
     MAX_KEY_NBYTES,
     RowType,
-    SampleShape,
     check_sample_shape,
     check_split_name,
     index_name,
@@ -59,55 +58,12 @@ def _label_row(labels: LabelType) -> RowType | None:
     raise ValueError(f'labels must be "int64", "float32", ("float32", K) or None; found {labels!r}')
 
 
-@dataclass(frozen=True)
-class SplitContent:
-    """The finished shards of one split and their index rows, both in order, and the split's finished arrays."""
-
-    shards: Sequence[ShardEntry]
-    rows: NDArray[np.void]
-    arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
-    squashed: bool = False
-
-
-def publish_set(
-    folder: Path,
-    sample_shape: SampleShape | None,
-    classes: Sequence[str],
-    splits: Mapping[str, SplitContent],
-    rejects: RejectsEntry | None,
-    provenance: Mapping[str, Any],
-    class_names: Sequence[str] = (),
-) -> Manifest:
-    """Writes the indexes of the set in `folder`, and then its manifest, which publishes it. Returns the manifest."""
-    manifest = Manifest(
-        sample_shape=sample_shape,
-        classes=tuple(classes),
-        splits={
-            name: SplitEntry(
-                len(content.rows),
-                write_index(folder, name, content.rows),
-                tuple(content.shards),
-                arrays=dict(content.arrays),
-                squashed=content.squashed,
-            )
-            for name, content in splits.items()
-        },
-        rejects=rejects,
-        provenance=provenance,
-        class_names=tuple(class_names),
-    )
-    commit_manifest(folder, manifest)
-    return manifest
-
-
 @dataclass
 class _OpenSplit:
+    arrays: Mapping[str, ArrayWriter]
     shards: list[ShardEntry] = field(default_factory=list)
-    rows: list[IndexRows] = field(default_factory=lambda: [IndexRows()])
-    """The index rows of samples without pixels, which are in no shard, and then the rows of each shard."""
-    arrays: dict[str, ArrayWriter] = field(default_factory=dict)
+    rows: IndexRows = field(default_factory=IndexRows)
     writer: ShardFileWriter | None = None
-    num_samples: int = 0
 
 
 class ShardWriter:
@@ -174,6 +130,7 @@ class ShardWriter:
         check_names_fit(self.classes, self.class_names)
         self.squashed = squashed
         self._shard_nbytes = shard_nbytes
+        self._samples_per_shard = samples_per_shard(shard_nbytes, sample_nbytes(self.sample_shape or (1, 1, 1)))
         self._splits: dict[str, _OpenSplit] = {}
         self._made = not self.out.exists()
         make_folder(self.out)
@@ -208,6 +165,10 @@ class ShardWriter:
         if (image is None) is not (self.sample_shape is None):
             expected = "left out, as the set has no pixels" if image is not None else f"uint8 of {self.sample_shape}"
             raise TypeError(f"image must be {expected}, found {type(image).__name__}")
+        if image is not None and (image.shape != self.sample_shape or image.dtype != np.uint8):
+            raise ValueError(
+                f"expected uint8 pixels of shape {self.sample_shape}, found {image.dtype} of shape {image.shape}"
+            )
         number = self._check_label(label)
         key = key.encode() if isinstance(key, str) else key
         if len(key) > MAX_KEY_NBYTES:
@@ -226,28 +187,24 @@ class ShardWriter:
         if split not in self._splits:
             check_split_name(split)
             check_splits((*self._splits, split), self._stored)
-            self._splits[split] = _OpenSplit()
+            self._splits[split] = _OpenSplit(
+                {
+                    spec.name: ArrayWriter(self.out, split, spec.name, spec.kind, spec.row, self._shard_nbytes)
+                    for spec in self._stored
+                }
+            )
         state = self._splits[split]
-        if not key:
-            key = str(state.num_samples).encode()
-        if image is None or self.sample_shape is None:
-            state.rows[0].append(label=number, key=key, source_size=source_size, crc32=0)
-        else:
+        key = key or str(len(state.rows)).encode()
+        checksum = 0
+        if image is not None and self.sample_shape is not None:
             if state.writer is None:
                 state.writer = ShardFileWriter(self.out / shard_name(split, len(state.shards)), self.sample_shape)
-            state.writer.append(image, label=number, key=key, source_size=source_size)
-        state.num_samples += 1
-        for spec in self._stored:
-            if spec.name not in state.arrays:
-                state.arrays[spec.name] = ArrayWriter(
-                    self.out, split, spec.name, spec.kind, spec.row, self._shard_nbytes
-                )
-            state.arrays[spec.name].append(values[spec.name][np.newaxis])
-        writer = state.writer
-        if writer is not None:
-            most = samples_per_shard(self._shard_nbytes, sample_nbytes(writer.sample_shape))
-            if len(writer.rows) == most:
-                self._finish_shard(state)
+            checksum = state.writer.append(image)
+        state.rows.append(label=number, key=key, source_size=source_size, crc32=checksum)
+        for name, array in state.arrays.items():
+            array.append(values[name][np.newaxis])
+        if len(state.rows) % self._samples_per_shard == 0:
+            self._finish_shard(state)
 
     def _check_label(self, label: Any) -> int | None:
         """Returns the label as an int for the index; None if the index has no labels."""
@@ -272,12 +229,9 @@ class ShardWriter:
 
     def _finish_shard(self, state: _OpenSplit) -> None:
         writer, state.writer = state.writer, None
-        if writer is None:
-            return
-        with writer:
-            if len(writer.rows):
+        if writer is not None:
+            with writer:
                 state.shards.append(writer.finish())
-                state.rows.append(writer.rows)
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -293,15 +247,16 @@ class ShardWriter:
         splits, has_label = {}, self._label_row == LABEL_ROW
         for name, state in self._splits.items():
             self._finish_shard(state)
-            if state.num_samples:
-                key_nbytes = key_field_nbytes(max(len(key) for rows in state.rows for _, key, *_ in rows.values))
-                rows = np.concatenate([rows.to_array(key_nbytes, has_label=has_label) for rows in state.rows])
+            if len(state.rows):
+                key_nbytes = key_field_nbytes(max(len(key) for _, key, *_ in state.rows.values))
+                index = write_index(self.out, name, state.rows.to_array(key_nbytes, has_label=has_label))
                 arrays = {name: array.finish() for name, array in state.arrays.items()}
-                splits[name] = SplitContent(state.shards, rows, arrays, self.squashed)
+                shards = tuple(state.shards)
+                splits[name] = SplitEntry(len(state.rows), index, shards, arrays=arrays, squashed=self.squashed)
         if not splits:
             raise ConvertError(f"{self.out}: expected at least one sample, found none, so nothing is published")
-        provenance = {"shardio": __version__}
-        publish_set(self.out, self.sample_shape, self.classes, splits, None, provenance, self.class_names)
+        manifest = Manifest(self.sample_shape, self.classes, splits, None, {"shardio": __version__}, self.class_names)
+        commit_manifest(self.out, manifest)
 
     def _discard(self) -> None:
         """Removes the files that this writer wrote, unless the set was published already."""

@@ -28,7 +28,6 @@ from shardio.format.entries import ShardEntry
 from shardio.format.layout import (
     HEADER_NBYTES,
     SampleShape,
-    check_sample_shape,
     crc32,
     index_dtype,
     pixels_row,
@@ -50,7 +49,7 @@ _DIRECT_NBYTES = 64 << 20
 
 @dataclass
 class IndexRows:
-    """The index rows of the samples written so far, in order."""
+    """The index rows of the samples of a split or a shard, in order."""
 
     values: list[tuple[int | None, bytes, int, int, int]] = field(default_factory=list)
     """The label, the key, the width and height of the source, and the crc32 of each sample."""
@@ -78,8 +77,7 @@ class ShardFileWriter(RowsFile):
     """
 
     def __init__(self, path: Path, sample_shape: SampleShape, reserve_samples: int = 0) -> None:
-        self.sample_shape = check_sample_shape(sample_shape)
-        self.rows = IndexRows()
+        self.sample_shape = sample_shape
         self._block: NDArray[np.uint8] | None = None  # of `append`
         self._filled = 0
         self._writing: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
@@ -103,23 +101,17 @@ class ShardFileWriter(RowsFile):
     def __enter__(self) -> ShardFileWriter:
         return self
 
-    def append(self, pixels: NDArray[np.uint8], *, label: int | None, key: bytes, source_size: tuple[int, int]) -> None:
-        """Copies one sample into the shard.
-
-        `pixels` has the shard's sample shape; `source_size` is (height, width) in pixels.
-        """
-        if pixels.shape != self.sample_shape or pixels.dtype != np.uint8:
-            raise ValueError(
-                f"expected uint8 pixels of shape {self.sample_shape}, found {pixels.dtype} of shape {pixels.shape}"
-            )
+    def append(self, pixels: NDArray[np.uint8]) -> int:
+        """Copies one sample, uint8 of the shard's sample shape, into the shard. Returns its crc32."""
         if self._block is None:
             self._block = self.take_block()
         row = self._block[self._filled]
         np.copyto(row, pixels)
         self._filled += 1
-        self.rows.append(label=label, key=key, source_size=source_size, crc32=crc32(row))
+        checksum = crc32(row)
         if self._filled == len(self._block):
             self._flush()
+        return checksum
 
     def _flush(self) -> None:
         """Writes the samples that `append` has collected."""
@@ -141,9 +133,9 @@ class ShardFileWriter(RowsFile):
     def write_block(self, block: NDArray[np.uint8], kept: Sequence[int]) -> None:
         """Hashes the samples in the rows `kept` of the block, and writes them in another thread.
 
-        `kept` is in ascending order. The caller appends the samples' index rows to `rows`, and must no longer use the
-        block.
+        `kept` is in ascending order. The caller must no longer use the block.
         """
+        self.num_rows += len(kept)
         runs = [block[rows[0] : rows[-1] + 1] for rows in _stretches(kept) if len(rows)]
         for run in runs:
             self.sha256.update(run.data)
@@ -191,10 +183,9 @@ class ShardFileWriter(RowsFile):
 
         No more samples can be appended. Raises ValueError if the shard has no sample.
         """
-        self.num_rows = len(self.rows)
+        self._flush()
         if not self.num_rows:
             raise ValueError(f"{self.path}: a shard needs at least one sample")
-        self._flush()
         while self._writing:
             self._oldest_written()
         with naming(self.path):
