@@ -66,12 +66,14 @@ class Flow:
         self._coming: deque[_Due] = deque()
         # Why no more are drawn: the error of the batch after those.
         self._error: Exception | None = None
-        self._pending: deque[tuple[_Due, Pending]] = deque()
+        self._pending: deque[tuple[list[_Due], Pending]] = deque()
         # The error of what the host does for the batch after the started ones.
         self._late: Exception | None = None
-        # The batches on the device that were not taken.
+        # The batches on the device that were not taken; on the CPU, those of the last slot.
         self._started: deque[_Due] = deque()
+        self._lent: deque[Tensors] = deque()
         self._device = pipeline.new_prefetch()
+        self._per_slot = 1 if self._announces else pipeline.batches_per_slot()
 
     def __del__(self) -> None:
         if hasattr(self, "_device") and not sys.is_finalizing():  # nor where its making was interrupted
@@ -80,6 +82,7 @@ class Flow:
     def abandon(self) -> None:
         """Drops all batches that were not taken, and returns their slots to the ring. May be called again."""
         self._given_up.append(None)
+        self._lent.clear()
         while self._pending:
             self._pipeline.abandon(self._pending.popleft()[1])
         if self._device is not None:
@@ -87,12 +90,16 @@ class Flow:
 
     def take(self) -> tuple[Tensors, _Due]:
         """Waits for the next batch, and returns (tensors, due). Raises the error of gathering the batch."""
+        if self._lent:
+            return self._lent.popleft(), self._started.popleft()
         prefetch = self._pipeline.options.prefetch
         head_start = head_start_seconds(self._pipeline.meter.step_seconds())
         self._gather_ahead(head_start)
         if self._device is None:
-            slot, due = self._gathered()
-            return self._pipeline.lend(slot, len(due.request)), due
+            slot, several = self._gathered()
+            self._lent.extend(self._pipeline.lend(slot, [len(due.request) for due in several]))
+            self._started.extend(several)
+            return self._lent.popleft(), self._started.popleft()
         if not self._device:
             if self._late is not None:
                 raise self._late
@@ -115,32 +122,50 @@ class Flow:
         return tensors, due
 
     def _start_copy(self, device: DevicePrefetch) -> None:
-        slot, due = self._gathered()
+        slot, (due,) = self._gathered()
         dtypes = self._pipeline.finish_on_host(slot, len(due.request), due.program)
         self._started.append(due._replace(dtypes=dtypes))
         device.start(slot, len(due.request))
 
-    def _gathered(self) -> tuple[Slot, _Due]:
+    def _gathered(self) -> tuple[Slot, list[_Due]]:
         if not self._pending:
             error, self._error = self._error, None
             assert error is not None
             raise error
-        due, pending = self._pending[0]
-        slot = self._pipeline.wait_for(pending)
+        several, pending = self._pending[0]
+        try:
+            slot = self._pipeline.wait_for(pending)
+        except Exception:
+            if len(several) == 1:
+                raise
+        else:
+            self._pending.popleft()
+            return slot, several
+        # Each by itself, so that the error comes with its batch.
         self._pending.popleft()
-        return slot, due
+        self._pipeline.abandon(pending)
+        alone = [([due], self._submit([due])) for due in several]
+        self._pending.extendleft(reversed(alone))
+        return self._gathered()
+
+    def _submit(self, several: list[_Due], head_start: float = 0.0) -> Pending:
+        due = several[0]
+        if len(several) > 1:
+            indices = np.concatenate([each.request.indices for each in several])
+            due = _Due(self._pipeline.request(indices, None), None, None)
+        return self._pipeline.submit(due.request, due.program, head_start)
 
     def _gather_ahead(self, head_start: float) -> None:
         """Submits batches until enough are under way, and announces later batches to the reader."""
-        prefetch = self._pipeline.options.prefetch
+        per_slot = self._per_slot
+        most = 1 + -(-self._pipeline.options.prefetch // per_slot)  # slots under way
         # The batch that is due is announced first, so that all of it is asked for before a thread waits for a part.
-        self._draw(prefetch + 1 - len(self._pending))
-        while self._coming and len(self._pending) <= prefetch:
+        self._draw(per_slot * (most - len(self._pending)))
+        while self._coming and len(self._pending) < most:
             # The first is begun at once, and so is one while that before it is not ready.
             is_ahead = self._pending[-1][1].done() if self._pending else bool(self._started)
-            due = self._coming.popleft()
-            pending = self._pipeline.submit(due.request, due.program, head_start if is_ahead else 0.0)
-            self._pending.append((due, pending))
+            several = [self._coming.popleft() for _ in range(min(per_slot, len(self._coming)))]
+            self._pending.append((several, self._submit(several, head_start if is_ahead else 0.0)))
         if self._announces:
             self._draw(self._pipeline.read_ahead)
 

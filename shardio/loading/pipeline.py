@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -38,6 +39,10 @@ from shardio.system.threads import close_at_exit
 _MOST_THREADS = 4
 # Gather threads that make pixels, too: each of them takes a core.
 _MOST_MAKING_THREADS = 16
+# Small batches share a slot, up to these bytes and this number: what Python does for each slot, in the consumer and in
+# every thread, takes longer than to copy a batch of 256 pictures of 32 x 32 pixels.
+_SHARED_NBYTES = 4 << 20
+_MOST_PER_SLOT = 8
 
 
 class Pipeline:
@@ -75,13 +80,16 @@ class Pipeline:
         made_nbytes = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in results)
         batch_nbytes = made_nbytes + options.batch_size * sum(row.nbytes for row in parts.rows.values())
         local_ranks = min_local_ranks(options.world)
+        shared = min(_MOST_PER_SLOT, _SHARED_NBYTES // max(batch_nbytes, 1))
+        self._most_per_slot = max(1, shared) if copier is None and options.prefetch else 1
         self._source = source
         self._shards = shards
         num_samples = len(shards) if indices is None else len(np.unique(indices))
         self._reader = self._make_reader(num_samples, local_ranks * under_way * batch_nbytes)
         make = copier.new_slot if copier else new_slot
         shape = (0, 0, 0) if self.transform.makes_pixels else parts.stored_shape
-        self._ring = Ring(under_way, lambda: make(options.batch_size, shape, parts.rows))
+        room = self._most_per_slot * options.batch_size
+        self._ring = Ring(under_way, lambda: make(room, shape, parts.rows))
         self.read_ahead = read_ahead_batches(batch_nbytes, memory_left())
         """The number of batches to announce to the reader in addition to the batches under way."""
         most = _MOST_MAKING_THREADS if self.transform.makes_pixels else _MOST_THREADS
@@ -143,6 +151,13 @@ class Pipeline:
         """Prepares the reader for an epoch. Returns whether batches should be announced to the reader."""
         return self._reader.begin_epoch()
 
+    def batches_per_slot(self) -> int:
+        """Returns how many batches of the epoch that has begun are gathered together, into one slot.
+
+        More than one if batches are small and only copied, from memory, to a caller on the CPU.
+        """
+        return self._most_per_slot if self.transform.function is None and self._reader.least_nbytes else 1
+
     def new_prefetch(self) -> DevicePrefetch | None:
         """Returns a new queue that copies the batches of one epoch to the device; None if batches stay on the CPU."""
         return DevicePrefetch(self._copier, self._ring, self.meter.counts) if self._copier else None
@@ -172,7 +187,7 @@ class Pipeline:
         """Starts to gather a batch into a slot. Returns the pending batch. See `GatherThreads.submit`."""
         slot = self._ring.acquire()
         if program is None or request.make is None:
-            slot.lay_out(((self.options.batch_size, *self.parts.stored_shape), np.uint8))
+            slot.lay_out(((len(slot.labels), *self.parts.stored_shape), np.uint8))
         else:
             slot.lay_out(*program.results)
         return self._threads.submit(self._reader, request, slot, head_start_seconds)
@@ -206,25 +221,28 @@ class Pipeline:
             self._ring.release(slot)
             raise
 
-    def lend(self, slot: Slot, size: int) -> Tensors:
-        """Returns the first `size` samples of a slot as a batch on the CPU.
+    def lend(self, slot: Slot, sizes: Sequence[int]) -> list[Tensors]:
+        """Returns the batches of a slot, of `sizes` samples each, one after the other, on the CPU.
 
         Images and arrays are views of the slot, which returns to the ring when the last view is freed. Labels and small
         arrays are copies, so a caller who collects them over an epoch does not keep slots.
         """
-        labels = torch.from_numpy(slot.labels[:size].copy())
-        indices = torch.from_numpy(slot.indices[:size].copy()) if self.options.return_indices else None
-        images = self._ring.lend(slot, size)
-        views = [images, *(self._ring.lend_beside(images, view[:size]) for view in slot.views[1:])]
-        more = {}
-        for name, array in slot.more.items():
-            some = array[:size]
-            is_small = name == LABELS_NAME or array[0].nbytes <= MAX_SMALL_NBYTES
-            beside = some.copy() if is_small else self._ring.lend_beside(images, some)
-            more[name] = torch.from_numpy(beside)
-        # numpy's transpose is cheaper than torch's permute, which is an operation of torch.
-        pictures = tuple(torch.from_numpy(view.transpose(0, 3, 1, 2)) for view in views)
-        return Tensors(pictures if len(views) > 1 else pictures[0], labels, indices, more)
+        whole, batches, start = self._ring.lend(slot, sum(sizes)), [], 0
+        for size in sizes:
+            some = slice(start, start := start + size)
+            images = whole if len(sizes) == 1 else self._ring.lend_beside(whole, whole[some])
+            views = [images, *(self._ring.lend_beside(images, view[some]) for view in slot.views[1:])]
+            more = {}
+            for name, array in slot.more.items():
+                is_small = name == LABELS_NAME or array[0].nbytes <= MAX_SMALL_NBYTES
+                values = array[some].copy() if is_small else self._ring.lend_beside(images, array[some])
+                more[name] = torch.from_numpy(values)
+            labels = torch.from_numpy(slot.labels[some].copy())
+            indices = torch.from_numpy(slot.indices[some].copy()) if self.options.return_indices else None
+            # numpy's transpose is cheaper than torch's permute, which is an operation of torch.
+            pictures = tuple(torch.from_numpy(view.transpose(0, 3, 1, 2)) for view in views)
+            batches.append(Tensors(pictures if len(views) > 1 else pictures[0], labels, indices, more))
+        return batches
 
     def report(self) -> LoaderReport:
         """Returns the report on the time since the pipeline was made."""

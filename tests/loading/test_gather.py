@@ -393,7 +393,8 @@ def test_a_batch_that_is_abandoned_gives_its_slot_back_at_once(num_threads: int)
 
 @pytest.fixture
 def head_starts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Those of all batches that are submitted, in their order."""
+    """Those of all batches that are submitted, in their order, each for a slot of its own."""
+    monkeypatch.setattr("shardio.loading.pipeline._MOST_PER_SLOT", 1)
     given: list[float] = []
     submit = Pipeline.submit
 

@@ -128,9 +128,15 @@ def test_images_are_uint8_in_channels_last_memory(shape: tuple[int, int, int], m
 # How long a batch is valid.
 
 
+@pytest.fixture
+def a_slot_for_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even for a small batch."""
+    monkeypatch.setattr("shardio.loading.pipeline._MOST_PER_SLOT", 1)
+
+
 @pytest.mark.parametrize("transform", [None, HorizontalFlip(0.0)], ids=["stored", "made by a transform"])
 def test_slots_are_reused_when_batches_are_dropped_and_freed_beyond_the_capacity(
-    transform: Transform | None, loader_of: MakeLoader, living_slots: Callable[[], int]
+    transform: Transform | None, loader_of: MakeLoader, living_slots: Callable[[], int], a_slot_for_each_batch: None
 ) -> None:
     with loader_of(4, prefetch=2, transform=transform) as loader:
         assert loader.stats()["roi"] is (transform is not None)
@@ -148,6 +154,26 @@ def test_slots_are_reused_when_batches_are_dropped_and_freed_beyond_the_capacity
                 check(batch)
                 # Slots ahead of the consumer, at work, in its hands, and the one before, which it still holds.
                 assert living_slots() <= loader._pipeline._ring.capacity + 1
+
+
+@pytest.mark.parametrize("tail", ["short", "drop"])
+def test_small_batches_share_a_slot_which_returns_with_the_last_of_them(tail: str, loader_of: MakeLoader) -> None:
+    with loader_of(4, tail=tail, num_threads=3) as loader:
+        for epoch in range(3):
+            held = list(loader)
+            assert order_of(held) == order_expected(loader, epoch)
+            for batch in held:
+                check(batch)
+                # What is saved or sent takes no bytes of its neighbors with it.
+                assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in batch)
+            assert loader.stats()["slots"] == 2
+            last = held[-1]
+            held.clear()
+            del batch
+            assert loader.stats()["slots_free"] == 1
+            check(last)
+            del last
+            assert loader.stats()["slots_free"] == 2
 
 
 # Order.
@@ -299,8 +325,11 @@ def test_an_error_in_transform_is_the_consumer_s(loader_of: MakeLoader, poison: 
 
 
 @pytest.mark.parametrize("event", ["line", "return"])
-def test_an_interrupt_anywhere_in_next_leaves_a_true_state(event: str, loader_of: MakeLoader) -> None:
+def test_an_interrupt_anywhere_in_next_leaves_a_true_state(
+    event: str, loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Interrupts at every line that `next` runs. A batch can be lost only after it was counted."""
+    monkeypatch.setattr("shardio.loading.pipeline._MOST_PER_SLOT", 2)  # the third batch is the first of a slot
     lost = at = 0
     while True:
         with loader_of(5, tail="short", num_threads=1) as loader:
@@ -528,7 +557,9 @@ def test_an_iterator_keeps_its_loader_at_work(loader_of: MakeLoader) -> None:
     assert not gather_threads()
 
 
-def test_an_iterator_that_is_dropped_returns_every_slot(loader_of: MakeLoader, living_slots: Callable[[], int]) -> None:
+def test_an_iterator_that_is_dropped_returns_every_slot(
+    loader_of: MakeLoader, living_slots: Callable[[], int], a_slot_for_each_batch: None
+) -> None:
     with loader_of(3, num_threads=1, prefetch=2) as loader:
         ring = loader._pipeline._ring
         iterator = iter(loader)
