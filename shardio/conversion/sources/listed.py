@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,8 @@ from shardio.conversion.options import EmptyClasses, Labels
 from shardio.conversion.sources.collection import Collection, ColumnTable, Fault, FileOrigin, Source
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import DEFAULT_SPLIT, are_measures, in_split_order, known_split, parse_number
-from shardio.conversion.sources.table import Contents, Table, read_table
+from shardio.conversion.sources.table import Contents, Row, Table, read_table
 from shardio.errors import SourceError, counted
-from shardio.format.layout import RowType, check_array_name, check_kind
 
 # If none of the first files is there, the paths are relative to another folder.
 _PROBED = 20
@@ -41,23 +40,18 @@ _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 @dataclass
 class _Rows(Listing):
-    """The Listing of images that tables describe. The `where` of an image is (its table, the index of its row).
-
-    Images of splits without a table have no `where`.
-    """
+    """The Listing of images that tables describe. The `where` of an image is its Row, or None without a table."""
 
     tables: Sequence[Contents] = ()
 
     def refuse(self, one: Found, expected: str, found: object) -> Fault | None:
-        content, row = one.where
-        content.faults.add(content.lines[row], expected, found)
+        one.where.refuse(expected, found)
         return None
 
     def refuse_repeat(self, one: Found, first: Found) -> None:
-        (content, row), (other, line) = one.where, first.where
-        file = "" if other is content else f" of {other.path.name}"
-        expected = f"a path that is not in {content.faults.word} {other.lines[line]}{file} already"
-        self.refuse(one, expected, content.paths[row])
+        row, other = one.where, first.where
+        file = "" if other.table is row.table else f" of {other.table.path.name}"
+        row.refuse(f"a path that is not in {row.table.faults.word} {other.line}{file} already", row.path)
 
     def check(self) -> None:
         for content in self.tables:
@@ -73,7 +67,7 @@ class _Rows(Listing):
             if isinstance(first, tuple):
                 kind = f" (float32, {counted(len(first), 'number')})"
         notes = tuple(f"{content.path.name}: {content.note}{kind}" for content in self.tables)
-        columns = self._columns() if any(content.numbers for content in self.tables) else None
+        columns = self._columns() if any(content.columns for content in self.tables) else None
         return replace(collection, notes=(*collection.notes, *notes), columns=columns)
 
     def _columns(self) -> ColumnTable:
@@ -81,9 +75,11 @@ class _Rows(Listing):
         parts = []
         for content in self.tables:
             everything = chain.from_iterable(self.found.values())
-            mine = sorted((one.where[1], one.key) for one in everything if one.where[0] is content)
-            keys += [key for _, key in mine]
-            parts.append({name: _column(content, name, [row for row, _ in mine]) for name in content.numbers})
+            mine = [one for one in everything if one.where.table is content]
+            mine.sort(key=lambda one: one.where.line)
+            keys += [one.key for one in mine]
+            rows = [one.where for one in mine]
+            parts.append({name: _column(name, number, rows) for number, name in enumerate(content.columns)})
         types = [{name: numbers.dtype.str for name, numbers in part.items()} for part in parts]
         if others := [one for one in types if one != types[0]]:
             raise SourceError(f"tables: expected the same columns of numbers in all, found {types[0]} and {others[0]}")
@@ -94,9 +90,8 @@ class _Rows(Listing):
 def list_table(table: Table, *, unlabeled: bool = False) -> Listing:
     """Returns the images that a table lists, in the order of its rows; without labels if `unlabeled`.
 
-    Paths are absolute, or relative to the table's root, by default its folder. A key is the path of the image, relative
-    to the root if the image is below the root. A missing file becomes a source that the conversion refuses. An invalid
-    row raises SourceError, here or from `collect`.
+    A key is the path of the image, relative to the table's root if the image is below the root. A missing file becomes
+    a source that the conversion refuses. An invalid row raises SourceError, here or from `collect`.
     """
     content = read_table(table, unlabeled=unlabeled)
     folder = Path(os.path.abspath(table.root)) if table.root is not None else table.path.parent
@@ -110,28 +105,27 @@ def list_table(table: Table, *, unlabeled: bool = False) -> Listing:
                 found.setdefault(os.path.splitext(name)[0], []).append(os.path.join(above, name))
         return found
 
-    def add_suffix(path: str) -> list[str]:
+    def with_suffix(path: str) -> list[str]:
         above, name = os.path.split(path)
         return images_in(above).get(name, [])
 
-    probed = content.paths[:_PROBED]
+    probed = [row.path for row in content.rows[:_PROBED]]
     lacks_suffixes = not any(os.path.lexists(folder / path) for path in probed)
-    if lacks_suffixes and probed and not any(map(add_suffix, probed)):
+    if lacks_suffixes and probed and not any(map(with_suffix, probed)):
         content.faults.check()
         raise _nowhere(table, folder, probed)
     below = os.path.join(folder, "")
-    rows: list[tuple[str, Found]] = []
-    for row, path in enumerate(content.paths):
-        names = add_suffix(path) if lacks_suffixes else []
+    listed: list[tuple[str, Found]] = []
+    for row in content.rows:
+        names = with_suffix(row.path) if lacks_suffixes else []
         if len(names) > 1:
-            expected = f"the path of one image, and not of {names[0]!r} and {names[1]!r}"
-            content.faults.add(content.lines[row], expected, path)
-        place = next(iter(names), path)
+            row.refuse(f"the path of one image, and not of {names[0]!r} and {names[1]!r}", row.path)
+        place = next(iter(names), row.path)
         key = os.path.normpath(os.path.join(below, place))
         key = key[len(below) :] if key.startswith(below) else key if os.path.isabs(place) else os.path.normpath(place)
-        found = Found(os.fsencode(key), None, os.fsencode(place) if key != place else None, (content, row))
-        rows.append((content.splits[row] or DEFAULT_SPLIT, found))
-    return _listing(Collection(FileOrigin(folder), kind="list"), [content], rows)
+        found = Found(os.fsencode(key), None, os.fsencode(place) if key != place else None, row)
+        listed.append((row.split or DEFAULT_SPLIT, found))
+    return _listing(Collection(FileOrigin(folder), kind="list"), [content], listed)
 
 
 def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collection:
@@ -150,33 +144,32 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
     images = _Images(collection)
     ignored = Counter(collection.ignored)
     used: set[bytes] = set()
-    rows: list[tuple[str, Found]] = []
+    listed: list[tuple[str, Found]] = []
     for given, content in tables.items():
-        for row, path in enumerate(content.paths):
-            names = [posixpath.normpath(path), *([f"{given}/{path}"] if given else [])]
+        for row in content.rows:
+            names = [posixpath.normpath(row.path), *([f"{given}/{row.path}"] if given else [])]
             fitting = images.find(names)
-            where = content, row
             if len(fitting) > 1:
                 keys = " and ".join(repr(os.fsdecode(source.key)) for _, source in fitting[:2])
-                content.faults.add(content.lines[row], f"the path of one image, and not of {keys}", path)
+                row.refuse(f"the path of one image, and not of {keys}", row.path)
                 continue
             if fitting:
                 ((split, source),) = fitting
                 used.add(source.key)
-                found = Found(source.key, source.label, source.place, where)
+                found = Found(source.key, source.label, source.place, row)
             elif tables_list:
                 missing = Fault(f"expected an image at this path in SRC, as {content.path.name} lists it, found none")
                 split = known_split(names[0].split("/")[0]) or DEFAULT_SPLIT
-                found = Found(os.fsencode(names[0]), None, missing, where)
+                found = Found(os.fsencode(names[0]), None, missing, row)
             else:
                 ignored["row without an image"] += 1
                 continue
-            rows.append((content.splits[row] or given or split, found))
+            listed.append((row.split or given or split, found))
         content.faults.check()
-        if content.paths and not used:
+        if content.rows and not used:
             raise SourceError(
                 f"{content.path}: expected paths of images in SRC, such as {images.first!r}, found only paths without "
-                f"an image in SRC, such as {content.paths[0]!r}"
+                f"an image in SRC, such as {content.rows[0].path!r}"
             )
     covers_all = "" in tables or len(collection.splits) == 1
     described = [split for split in collection.splits if covers_all or split in tables]
@@ -189,14 +182,12 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
     if left:
         ignored["image in no table"] += len(left)
     rest = {split: sources for split, sources in collection.splits.items() if split not in described}
-    if rest and any(content.numbers for content in contents):
-        found_none = f"found no table for {next(iter(rest))!r}"
-        table = next(content.path for content in contents if content.numbers)
+    if rest and (numbers := [content for content in contents if content.columns]):
         raise SourceError(
-            f"{table}: a table with columns of numbers needs a table for every split; {found_none}: add one, or leave "
-            "the columns out"
+            f"{numbers[0].path}: a table with columns of numbers needs a table for every split; found no table for "
+            f"{next(iter(rest))!r}: add one, or leave the columns out"
         )
-    return _listing(replace(collection, splits=rest, ignored=ignored), contents, rows).collect("folders")
+    return _listing(replace(collection, splits=rest, ignored=ignored), contents, listed).collect("folders")
 
 
 class _Images:
@@ -211,22 +202,18 @@ class _Images:
             if isinstance(name, bytes)
         }
         self.first = next(iter(self._found), "")
-        self._stems: dict[str, str] = {}
-        self._twins: dict[str, list[str]] = {}
-        """All paths with the same stem (path without suffix), for each stem of several paths."""
+
+    @cached_property
+    def _by_stem(self) -> Mapping[str, list[str]]:
+        found: dict[str, list[str]] = {}
         for path in self._found:
-            stem = os.path.splitext(path)[0]
-            if (first := self._stems.setdefault(stem, path)) != path:
-                self._twins.setdefault(stem, [first]).append(path)
+            found.setdefault(os.path.splitext(path)[0], []).append(path)
+        return found
 
     def find(self, names: Sequence[str]) -> list[tuple[str, Source]]:
-        """Returns the (split, source) of each image whose path or key is in `names`.
-
-        If there is none, returns the images whose path or key without suffix is in `names`.
-        """
-        paths = [name for name in names if name in self._found] or [
-            path for name in names if name in self._stems for path in self._twins.get(name, [self._stems[name]])
-        ]
+        """Returns the (split, source) of each image whose path or key, with or else without suffix, is in `names`."""
+        paths = [name for name in names if name in self._found]
+        paths = paths or [path for name in names for path in self._by_stem.get(name, ())]
         return list({self._found[path][1].key: self._found[path] for path in paths}.values())
 
 
@@ -240,22 +227,22 @@ def _nowhere(table: Table, folder: Path, paths: Sequence[str]) -> SourceError:
     return SourceError(f"{table.path}: expected images at the first {counted(len(paths), 'path')}, found none: {found}")
 
 
-def _listing(collection: Collection, contents: Sequence[Contents], rows: Sequence[tuple[str, Found]]) -> Listing:
-    """Returns the Listing of `rows` of tables and of the images of `collection`, which have no table.
+def _listing(collection: Collection, contents: Sequence[Contents], listed: Sequence[tuple[str, Found]]) -> Listing:
+    """Returns the Listing of `listed` rows of tables, with their splits, and of the images of `collection`.
 
-    If the tables have labels, `rows` get the tables' labels and classes.
+    If the tables have labels, `listed` get the tables' labels and classes.
     """
-    found: dict[str, list[Found]] = {split: [] for split in in_split_order(split for split, _ in rows)}
-    has_labels = any(content.label_names for content in contents)
+    found: dict[str, list[Found]] = {split: [] for split in in_split_order(split for split, _ in listed)}
     classes: tuple[str, ...] | None = collection.classes
-    labels: Sequence[str | Label] = [one.label for _, one in rows]
-    if has_labels:
-        classes, labels = _read_labels(contents, rows)
-    for (split, one), label in zip(rows, labels, strict=True):
+    names = dict(zip(collection.classes, collection.class_names, strict=False))
+    labels: Sequence[str | Label] = [one.label for _, one in listed]
+    if any(content.label_names for content in contents):
+        classes, labels = _read_labels(contents, [one.where for _, one in listed])
+        names = {}
+    for (split, one), label in zip(listed, labels, strict=True):
         found[split].append(one._replace(label=label))
     for split, sources in collection.splits.items():
         found.setdefault(split, []).extend(Found(source.key, source.label, source.place) for source in sources)
-    names = {} if has_labels else dict(zip(collection.classes, collection.class_names, strict=False))
     return _Rows(contents[0].path, found, collection, classes, names, keeps_order=True, tables=contents)
 
 
@@ -263,7 +250,7 @@ def _listing(collection: Collection, contents: Sequence[Contents], rows: Sequenc
 
 
 def _read_labels(
-    contents: Sequence[Contents], rows: Sequence[tuple[str, Found]]
+    contents: Sequence[Contents], rows: Sequence[Row]
 ) -> tuple[tuple[str, ...] | None, Sequence[str | tuple[float, ...] | None]]:
     """Returns (classes, label of each row). Adds errors to the faults of the tables.
 
@@ -274,79 +261,76 @@ def _read_labels(
     if len({content.label_names if len(content.label_names) > 1 else () for content in labeled}) > 1:
         expected, found = (", ".join(one.label_names) for one in (labeled[0], labeled[-1]))
         raise SourceError(f"{labeled[-1].path}: expected labels from {expected}, as in other tables, found {found}")
-    cells = []
-    for _, one in rows:
-        content, row = one.where
-        cells.append(cell := content.labels[row])
-        if isinstance(cell, dict):  # of JSON lines; its text would be a class name
-            content.faults.add(content.lines[row], "a name, a number or a list of numbers as label", cell)
-    texts = [None if cell is None else str(int(cell) if isinstance(cell, bool) else cell) for cell in cells]
+    for row in rows:
+        if isinstance(row.label, dict):  # of JSON lines; its text would be a class name
+            row.refuse("a name, a number or a list of numbers as label", row.label)
+    texts = [None if row.label is None else _text(row.label) for row in rows]
     single = all(len(content.label_names) <= 1 for content in contents)
-    if single and not any(isinstance(cell, (list, tuple)) for cell in cells) and not are_measures(filter(None, texts)):
+    are_vectors = any(isinstance(row.label, (list, tuple)) for row in rows)
+    if single and not are_vectors and not are_measures(filter(None, texts)):
         return None, texts
-    return () if single else labeled[0].label_names, _numbers(rows, cells)
+    return () if single else labeled[0].label_names, _vectors(rows)
 
 
-def _numbers(rows: Iterable[tuple[str, Found]], cells: Iterable[Any]) -> list[tuple[float, ...] | None]:
+def _text(cell: Any) -> str:
+    return str(int(cell) if isinstance(cell, bool) else cell)
+
+
+def _vectors(rows: Iterable[Row]) -> list[tuple[float, ...] | None]:
     labels: list[tuple[float, ...] | None] = []
     width = 0
-    for (_, one), cell in zip(rows, cells, strict=True):
-        content, row = one.where
+    for row in rows:
         labels.append(None)
-        if cell is None:
+        if row.label is None:
             continue
-        values = cell if isinstance(cell, (list, tuple)) else (cell,)
+        values = row.label if isinstance(row.label, (list, tuple)) else (row.label,)
         try:
             found = as_float32([parse_number(value) if isinstance(value, str) else float(value) for value in values])
             if not (len(found) and np.isfinite(found).all()):
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
-            content.faults.add(content.lines[row], "numbers as labels", cell)
+            row.refuse("numbers as labels", row.label)
             continue
         labels[-1] = tuple(map(float, found))
         width = width or len(found)
         if len(found) != width:
-            content.faults.add(content.lines[row], f"{width} numbers, as in other rows", cell)
+            row.refuse(f"{width} numbers, as in other rows", row.label)
     return labels
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def _column(content: Contents, name: str, rows: Sequence[int]) -> NDArray[np.int64] | NDArray[np.float64]:
+def _column(name: str, number: int, rows: Sequence[Row]) -> NDArray[np.int64] | NDArray[np.float64]:
     """Returns the numbers of a table's column in `rows`, int64 or float64 (rows,).
 
     A column of only integers becomes int64. Any other column becomes float64, and its empty cells NaN. Raises
     SourceError, with the row's line, for a cell that is not a number, or an integer that the dtype cannot hold exactly.
     """
 
-    def wrong(row: int, error: object) -> SourceError:
-        return SourceError(f"{content.path}, {content.faults.word} {content.lines[row]}: column {name!r}: {error}")
+    def wrong(row: Row, error: object) -> SourceError:
+        return SourceError(f"{row.table.path}, {row.table.faults.word} {row.line}: column {name!r}: {error}")
 
     found: list[int | float] = []
     for row in rows:
         try:
-            found.append(_parse(content.numbers[name][row]))
+            found.append(_parse(row.numbers[number]))
         except ValueError as error:
             raise wrong(row, error) from None
-    are_floats = any(isinstance(number, float) for number in found)
+    are_floats = any(isinstance(value, float) for value in found)
     least, most, expected = _EXACT if are_floats else _INT64
-    for row, number in zip(rows, found, strict=True):
-        if isinstance(number, int) and not least <= number <= most:
-            raise wrong(row, f"expected {expected}, found {number}")
+    for row, value in zip(rows, found, strict=True):
+        if isinstance(value, int) and not least <= value <= most:
+            raise wrong(row, f"expected {expected}, found {value}")
     values = np.array(found, "<f8" if are_floats else "<i8")
     if are_floats:
         values[np.isnan(values)] = np.nan  # all with the same bytes
-    try:
-        check_kind(check_array_name(name), "array", RowType(values.dtype.str, ()), None)
-    except ValueError as error:
-        raise SourceError(f"{content.path}: column {name!r}: {error}") from None
     return values
 
 
 def _parse(cell: Any) -> int | float:
     """Returns the number in a cell; NaN for an empty cell. Raises ValueError for other text."""
-    text = "" if cell is None else str(int(cell) if isinstance(cell, bool) else cell).strip()
+    text = "" if cell is None else _text(cell).strip()
     if _INTEGER.fullmatch(text):
         return int(text)
     try:

@@ -12,12 +12,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.sources.names import DEFAULT_SPLIT, split_name
 from shardio.errors import SourceError, counted
-from shardio.format.layout import is_split_name
+from shardio.format.layout import RowType, check_array_name, check_kind, is_split_name
 from shardio.format.parse import first_repeated
 from shardio.sets.given import open_parquet
 
@@ -76,23 +76,34 @@ Tables = str | os.PathLike[str] | Table | Mapping[str, str | os.PathLike[str] | 
 """A table, given as a Table or a path; or a dict with a table for each split."""
 
 
+class Row(NamedTuple):
+    """A row of a table that has a valid path and split."""
+
+    table: Contents
+    line: int
+    path: str
+    split: str
+    """"" if the table has no column of splits."""
+    label: Any
+    """The label as written: a value, a tuple of the values of several columns, or None for empty cells."""
+    numbers: tuple[Any, ...]
+    """The cells in `columns` of the table."""
+
+    def refuse(self, expected: str, found: object) -> None:
+        self.table.faults.add(self.line, expected, found)
+
+
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """The rows of a table that have a valid path and split, as lists with an entry for each row."""
+    """The valid rows of a table."""
 
     path: Path
     faults: Faults
-    lines: list[int] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
-    splits: list[str] = field(default_factory=list)
-    """The split of each row; "" if the table has no column of splits."""
-    label_names: tuple[str, ...] = ()
-    """The names of the columns of labels."""
-    labels: list[Any] = field(default_factory=list)
-    """The label of each row as written: a value, a tuple of the values of several columns, or None for empty cells."""
-    numbers: Mapping[str, list[Any]] = field(default_factory=dict)
-    note: str = ""
+    label_names: tuple[str, ...]
+    columns: tuple[str, ...]
+    note: str
     """Says which columns are read as paths, labels and splits."""
+    rows: list[Row] = field(default_factory=list)
 
 
 def read_table(table: Table, *, unlabeled: bool = False) -> Contents:
@@ -108,10 +119,15 @@ def read_table(table: Table, *, unlabeled: bool = False) -> Contents:
     split = _column(table, names, "split", table.split_column, SPLIT_COLUMNS)
     labels = {} if unlabeled else _label_columns(table, names, path, split)
     stored = {name: _existing(table, names, name) for name in table.columns}
+    for name in stored:
+        try:
+            check_kind(check_array_name(name), "array", RowType("<f8", ()), None)
+        except ValueError as error:
+            raise SourceError(f"{table.path}: column {name!r}: {error}") from None
     note = f"paths from {names[path]!r}, {f'labels from {_listed(labels)}' if labels else 'no labels'}"
     if split is not None:
         note += f", splits from {names[split]!r}"
-    content = Contents(table.path, faults, label_names=tuple(labels), numbers={name: [] for name in stored}, note=note)
+    content = Contents(table.path, faults, tuple(labels), tuple(stored), note)
     first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
     for line, cells in rows:
         given = "" if split is None else _present(cells[split])
@@ -126,14 +142,9 @@ def read_table(table: Table, *, unlabeled: bool = False) -> Contents:
         elif known.lower() != word.lower():
             faults.add(line, f"the split {known!r}, as in {faults.word} {there}", word)
         else:
-            content.lines.append(line)
-            content.paths.append(text)
-            content.splits.append(name)
             values = tuple(_present(cells[number]) for number in labels.values())
-            present = any(value is not None for value in values)
-            content.labels.append((values if len(values) > 1 else values[0]) if present else None)
-            for column, number in stored.items():
-                content.numbers[column].append(cells[number])
+            label = None if all(value is None for value in values) else values if len(values) > 1 else values[0]
+            content.rows.append(Row(content, line, text, name, label, tuple(cells[at] for at in stored.values())))
     return content
 
 
