@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from torch.utils.data import Subset, TensorDataset
 from shardio.conversion.convert import convert
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.repair import repair
+from shardio.conversion.sources.collection import DatasetItem
+from shardio.conversion.sources.datasets import list_datasets
 from shardio.errors import ConvertError, DecodeError, FormatError, SourceError
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards
@@ -178,12 +180,13 @@ TENSORS: dict[str, tuple[Any, NDArray[np.uint8]]] = {
 
 
 @pytest.mark.parametrize("name", [*IMAGES, *TENSORS])
-def test_every_kind_of_image_is_stored_as_it_is_where_it_has_the_size_of_a_sample(tmp_path: Path, name: str) -> None:
+def test_every_kind_of_image_is_read_as_it_is(name: str) -> None:
     image, expected = {**IMAGES, **TENSORS}[name]
-    if name in IMAGES:
-        np.testing.assert_array_equal(decode_image(image).pixels, expected, strict=True)
-    convert([(image, 0)], tmp_path / "out", size=expected.shape[:2])
-    np.testing.assert_array_equal(open_shards(tmp_path / "out")[0].image, expected)
+    found = list_datasets([(image, 0)]).collect()
+    given = found.origin.read(found.splits["train"][0])
+    assert isinstance(given, DatasetItem)
+    for one in (given.image, *([image] if name in IMAGES else [])):
+        np.testing.assert_array_equal(decode_image(one).pixels, expected, strict=True)
 
 
 OTHERS: dict[str, tuple[Any, str]] = {
@@ -260,23 +263,20 @@ def test_an_integer_that_float32_cannot_hold_is_no_label_among_numbers(tmp_path:
 
 def test_a_mistake_that_shows_late_names_its_item_and_the_mended_dataset_goes_on(tmp_path: Path) -> None:
     """Items that are not tried beforehand: the finished shards are kept, as after any error."""
-    for number, (item, error, message) in enumerate(
-        [
-            ((RGB, 3), ValueError, "expected a label from 0 to 2, found 3"),
-            ((RGB, "cat"), TypeError, "found 'cat'"),
-            ((RGB, 1.5), TypeError, "type .* of 0, found 1.5"),
-            ((RGB.astype(float), 0), TypeError, "float64"),
-            (RGB, TypeError, "type .* of 0, found None"),
-            ((RGB, 0, 1), TypeError, r"expected \(image, label\) or an image, found tuple of length 3"),
-            ({"picture": RGB}, TypeError, "the key image, found picture"),
-        ]
-    ):
-        out = tmp_path / str(number)
+    for item, error, message in [
+        ((RGB, 3), ValueError, "expected a label from 0 to 2, found 3"),
+        ((RGB, "cat"), TypeError, "found 'cat'"),
+        ((RGB, 1.5), TypeError, "type .* of 0, found 1.5"),
+        ((RGB.astype(float), 0), TypeError, "float64"),
+        (RGB, TypeError, "type .* of 0, found None"),
+        ((RGB, 0, 1), TypeError, r"expected \(image, label\) or an image, found tuple of length 3"),
+        ({"picture": RGB}, TypeError, "the key image, found picture"),
+    ]:
         with pytest.raises(error, match=rf"^dataset 'train', item 17: .*{message}"):
-            convert(Pictures(40, bad={17: item}), out, **OPTIONS)
-        assert len(list(out.glob("train-*.npy"))) == 3
-        assert convert(Pictures(40), out, **OPTIONS).num_converted == 25
-        check_set(out, "train", 40)
+            convert(Pictures(40, bad={17: item}), tmp_path / "out", **OPTIONS)
+    assert len(list((tmp_path / "out").glob("train-*.npy"))) == 3
+    assert convert(Pictures(40), tmp_path / "out", **OPTIONS).num_converted == 25
+    check_set(tmp_path / "out", "train", 40)
 
 
 UNLABELED: dict[str, Any] = {"images": RGB, "tuples": (RGB,), "dicts": {"image": RGB}, "none": (RGB, None)}
@@ -411,14 +411,13 @@ def test_a_dataset_with_random_transforms_is_refused(tmp_path: Path) -> None:
 # --- items that cannot be read ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_items_that_raise_are_refused_and_listed(tmp_path: Path, workers: int) -> None:
+def test_items_that_raise_are_refused_and_listed_also_by_processes(tmp_path: Path) -> None:
     bad = {
         4: OSError("image file is truncated (7 bytes not processed)"),
         5: KeyError("x"),
         9: (encode(RGB, "PNG")[:60], 0),
     }
-    report = convert(Pictures(23, bad=bad), tmp_path / "out", **OPTIONS, max_bad=3, workers=workers)
+    report = convert(Pictures(23, bad=bad), tmp_path / "out", **OPTIONS, max_bad=3, workers=2)
     assert dict(report.num_samples) == {"train": 20}
     found = {line["key"]: (line["reason"], line["detail"]) for line in rejects(tmp_path / "out")}
     assert found["4"] == ("unreadable", "OSError: image file is truncated (7 bytes not processed)")
@@ -461,22 +460,16 @@ def test_a_dataset_that_cannot_be_sent_to_workers_is_converted_here_or_refused_w
         check_set(tmp_path / str(number), "train", 23)
 
 
-def test_a_dataset_of_an_interactive_session_is_refused_before_workers_die_of_it(tmp_path: Path) -> None:
-    code = (
-        "import sys, numpy as np, shardio\n"
-        "class Mine(list): pass\n"
-        "data = Mine((np.full((8, 8, 3), i, np.uint8), 0) for i in range(9))\n"
-        "options = dict(size=8, shard_size=4096 + 2 * 192)\n"
-        "try: shardio.convert(data, sys.argv[1], workers=2, **options)\n"
-        "except TypeError as error: print(error)\n"
-        "print(shardio.convert(data, sys.argv[1], **options).num_converted)\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, timeout=120, check=True
-    )
-    message, converted = result.stdout.splitlines()
-    assert "import Mine" in message
-    assert converted == "9"
+def test_a_dataset_of_an_interactive_session_is_refused_before_workers_die_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = ModuleType("__main__")
+    vars(session)["Mine"] = type("Mine", (list,), {"__module__": "__main__"})
+    monkeypatch.setitem(sys.modules, "__main__", session)
+    data = session.Mine(pairs(9))
+    with pytest.raises(TypeError, match="import Mine"):
+        convert(data, tmp_path / "out", **OPTIONS, workers=2)
+    assert convert(data, tmp_path / "out", **OPTIONS).num_converted == 9
 
 
 # --- going on --------------------------------------------------------------------------------------------------------
