@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conversions import Interrupt, rejects
-from folders import everything
+from folders import everything, put
 from numpy.typing import NDArray
 from pictures import encode, random_picture
 from PIL import Image
@@ -206,14 +206,13 @@ OTHERS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_images_are_the_callers_mistake_and_named_with_the_item(tmp_path: Path, name: str) -> None:
+def test_other_images_are_the_callers_mistake_and_named_with_the_item(name: str) -> None:
     image, found = OTHERS[name]
     if not isinstance(image, torch.Tensor):
         with pytest.raises(TypeError, match=f"^expected a PIL image, encoded bytes or a uint8 array .*{found}"):
             decode_image(image)
     with pytest.raises(TypeError, match=rf"^dataset 'train', item 0: expected .*{found}"):
-        convert([(image, 0)] * 3, tmp_path / "out", **OPTIONS)
-    assert not (tmp_path / "out").exists()
+        list_datasets([(image, 0)] * 3)
 
 
 REFUSED: dict[str, tuple[Any, str, str]] = {
@@ -250,10 +249,9 @@ def test_images_of_the_right_kind_that_cannot_be_taken_are_refused(name: str) ->
         (1 << 20, ValueError, "expected a label from 0 to 1048575, found 1048576"),
     ],
 )
-def test_other_labels_are_the_callers_mistake(tmp_path: Path, label: Any, error: type[Exception], message: str) -> None:
+def test_other_labels_are_the_callers_mistake(label: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=rf"^dataset 'train', item 0: .*{message}"):
-        convert([(RGB, label)], tmp_path / "out", **OPTIONS)
-    assert not (tmp_path / "out").exists()
+        list_datasets([(RGB, label)])
 
 
 def test_an_integer_that_float32_cannot_hold_is_no_label_among_numbers(tmp_path: Path) -> None:
@@ -282,13 +280,13 @@ def test_a_mistake_that_shows_late_names_its_item_and_the_mended_dataset_goes_on
 UNLABELED: dict[str, Any] = {"images": RGB, "tuples": (RGB,), "dicts": {"image": RGB}, "none": (RGB, None)}
 
 
-@pytest.mark.parametrize("name", UNLABELED)
-def test_items_may_have_no_labels(tmp_path: Path, name: str) -> None:
-    report = convert({"train": [UNLABELED[name]] * 5}, tmp_path / "out", **OPTIONS)
-    assert report.unlabeled == ("train",)
-    shards = open_shards(tmp_path / "out")
-    assert (shards.content.label_row, shards.classes, shards[0].label) == (None, (), None)
-    with ShardLoader(tmp_path / "out", batch_size=5) as loader:
+def test_items_may_have_no_labels(tmp_path: Path) -> None:
+    for name, item in UNLABELED.items():
+        report = convert({"train": [item] * 5}, tmp_path / name, **OPTIONS)
+        assert report.unlabeled == ("train",)
+        shards = open_shards(tmp_path / name)
+        assert (shards.content.label_row, shards.classes, shards[0].label) == (None, (), None)
+    with ShardLoader(tmp_path / "none", batch_size=5) as loader:
         ((images,),) = list(loader)
     assert images.shape == (5, 3, SIZE, SIZE)
 
@@ -358,12 +356,9 @@ def test_ids_and_synonyms_of_imagenet_become_classes_and_their_names(tmp_path: P
         (["a", "b\ud800", "c"], ValueError, r"classes must be .* found 'b\\ud800'"),
     ],
 )
-def test_classes_that_are_no_names_are_refused(
-    tmp_path: Path, classes: Any, error: type[Exception], message: str
-) -> None:
+def test_classes_that_are_no_names_are_refused(classes: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^dataset 'train': .*{message}"):
-        convert(Pictures(3, classes=classes), tmp_path / "out", **OPTIONS)
-    assert not (tmp_path / "out").exists()
+        list_datasets(Pictures(3, classes=classes))
 
 
 # --- what is no dataset ----------------------------------------------------------------------------------------------
@@ -513,46 +508,34 @@ def test_another_dataset_into_the_same_folder_is_refused(tmp_path: Path, name: s
 # --- with everything else that a conversion can do ------------------------------------------------------------------
 
 
-def test_a_task_of_a_scheduler_has_one_thread(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="workers must be 1 or None; found 2"):
-        convert(Pictures(23), tmp_path / "out", **OPTIONS, scheduler="tcp://127.0.0.1:8786", workers=2)
-
-
 def test_what_only_files_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="`source` is for"):
-        convert(Pictures(3), tmp_path / "out", **OPTIONS, source="tree")
+    for options, message in (
+        ({"source": "tree"}, "`source` is for"),
+        ({"labels": "none"}, "`labels` is for"),
+        ({"empty_classes": "omit"}, "`empty_classes` is for"),
+        ({"scheduler": "tcp://127.0.0.1:8786", "workers": 2}, "workers must be 1 or None; found 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            convert(Pictures(3), tmp_path / "out", **OPTIONS, **options)
     assert not (tmp_path / "out").exists()
     convert(Pictures(3), tmp_path / "out", **OPTIONS)
     with pytest.raises(TypeError, match="expected the path of the images, found Pictures"):
         repair(tmp_path / "out", Pictures(3))  # type: ignore[arg-type]
 
 
-def test_transparent_pixels_are_laid_over_the_background_that_was_asked_for(tmp_path: Path) -> None:
-    array = np.zeros((SIZE, SIZE, 4), np.uint8)
-    data: list[tuple[object, int]] = [(array, 0), (Image.fromarray(array), 0), (torch.from_numpy(array.T.copy()), 0)]
-    convert(data, tmp_path / "out", **OPTIONS, background=(1, 2, 3))
-    for image, _ in open_shards(tmp_path / "out"):
-        np.testing.assert_array_equal(image, np.broadcast_to(np.uint8([1, 2, 3]), (SIZE, SIZE, 3)))
-
-
 def test_encoded_items_are_turned_and_reduced_as_files_are_and_decoded_ones_left_as_they_are(tmp_path: Path) -> None:
     turned = Image.Exif()
     turned[0x0112] = 3
-    file = io.BytesIO()
-    Image.fromarray(picture(0, 160, 160)).save(file, "JPEG", exif=turned)
-    data = file.getvalue()
-    folder = tmp_path / "tree" / "a"
-    folder.mkdir(parents=True)
-    (folder / "1.jpg").write_bytes(data)
-    made: dict[str, NDArray[np.uint8]] = {}
-    for name, options in {"plain": {}, "turned": {"exif_rotate": True}, "fast": {"quality": "fast"}}.items():
-        convert(tmp_path / "tree", tmp_path / f"{name}-tree", **OPTIONS, **options, labels="folders")
-        convert([(data, 0)], tmp_path / name, **OPTIONS, **options)
-        made[name] = open_shards(tmp_path / name)[0].image
-        np.testing.assert_array_equal(made[name], open_shards(tmp_path / f"{name}-tree")[0].image)
-    assert not np.array_equal(made["plain"], made["turned"])
-    assert not np.array_equal(made["plain"], made["fast"])
+    data = encode(picture(0, 160, 160), "JPEG", exif=turned)
+    put(tmp_path / "tree", "1.jpg", content=data)
+    options: dict[str, Any] = {**OPTIONS, "exif_rotate": True, "quality": "fast"}
+    convert(tmp_path / "tree", tmp_path / "files", **options)
     with Image.open(io.BytesIO(data)) as image:
-        convert([(image, 0)], tmp_path / "decoded", **OPTIONS)
-        convert([(image, 0)], tmp_path / "decoded-turned", **OPTIONS, exif_rotate=True)
-    np.testing.assert_array_equal(*(open_shards(tmp_path / f"decoded{x}")[0].image for x in ("", "-turned")))
+        convert([data, image], tmp_path / "out", **options, background=(1, 2, 3))
+        convert([image, np.zeros((SIZE, SIZE, 4), np.uint8)], tmp_path / "plain", **OPTIONS, background=(1, 2, 3))
+    encoded, decoded = (sample.image for sample in open_shards(tmp_path / "out"))
+    left, transparent = (sample.image for sample in open_shards(tmp_path / "plain"))
+    np.testing.assert_array_equal(encoded, open_shards(tmp_path / "files")[0].image)
+    np.testing.assert_array_equal(decoded, left)
+    assert not np.array_equal(encoded, decoded)
+    np.testing.assert_array_equal(transparent, np.broadcast_to(np.uint8([1, 2, 3]), (SIZE, SIZE, 3)))

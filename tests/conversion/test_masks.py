@@ -68,8 +68,7 @@ def masks_of(shards: ShardSet) -> dict[str, NDArray[Any]]:
     return {key.decode(): shards[i].arrays["mask"] for i, key in enumerate(shards.index["key"])}
 
 
-@pytest.mark.parametrize("mode", ["crop", "squash", "pad"])
-@pytest.mark.parametrize("size", [(16, 16), (12, 20)])
+@pytest.mark.parametrize(("mode", "size"), [("crop", (16, 16)), ("squash", (12, 20)), ("pad", (12, 20))])
 def test_a_mask_is_cropped_and_resized_as_its_picture_is(tmp_path: Path, mode: Any, size: tuple[int, int]) -> None:
     src, folder, masks = make_tree(tmp_path)
     convert(src, tmp_path / "out", masks=folder, size=size, fit=mode, workers=1)
@@ -81,23 +80,23 @@ def test_a_mask_is_cropped_and_resized_as_its_picture_is(tmp_path: Path, mode: A
     assert verify(tmp_path / "out").ok
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_mask_turns_with_its_picture(tmp_path: Path, orientation: int) -> None:
+def test_a_mask_turns_with_its_picture(tmp_path: Path) -> None:
     """A quadrant of the picture is white, and of the mask 7: they are the same one, whichever way the picture turns."""
     picture, mask = np.zeros((40, 64, 3), np.uint8), np.zeros((40, 64), np.uint8)
     picture[:20, :32], mask[:20, :32] = 255, 7
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    put(tmp_path / "src" / "a" / "0.jpg", encode(picture, "JPEG", exif=exif, quality=95))
-    put(tmp_path / "src" / "b" / "1.png", encode(picture, "PNG", exif=exif))
-    for name in ("a/0.png", "b/1.png"):
-        put(tmp_path / "masks" / name, encode(mask, "PNG"))
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        for name, kind in ((f"{orientation}a.jpg", "JPEG"), (f"{orientation}b.png", "PNG")):
+            put(tmp_path / "src" / name, encode(picture, kind, exif=exif))
+            put(tmp_path / "masks" / f"{name[:2]}.png", encode(mask, "PNG"))
     for rotate in (False, True):
         out = tmp_path / str(rotate)
         convert(tmp_path / "src", out, masks=tmp_path / "masks", size=20, fit="squash", exif_rotate=rotate, workers=1)
-        for sample in open_shards(out):
+        shards = open_shards(out)
+        for sample, key in zip(shards, shards.index["key"].tolist(), strict=True):
             assert np.array_equal(sample.image[::19, ::19, 0] > 128, sample.arrays["mask"][::19, ::19] == 7)
-            turned = rotate and orientation not in (1, 5)  # 5 exchanges rows and columns alone
+            turned = rotate and key[:1] not in (b"1", b"5")  # 5 exchanges rows and columns alone
             assert (sample.arrays["mask"][0, 0] == 7) != turned
 
 
@@ -162,7 +161,7 @@ def test_mutated_masks_are_decoded_or_refused() -> None:
     rng = np.random.default_rng(0)
     originals = [encode(gray(0, 9, 9), "PNG"), palette(gray(1, 9, 9)), encode(gray(2, 9, 9).astype(np.uint16), "PNG")]
     originals.append(encode(np.stack([gray(3, 9, 9)] * 3, axis=2), "WEBP", lossless=True))
-    for _ in range(600):
+    for _ in range(300):
         data = bytearray(originals[rng.integers(len(originals))])
         for _ in range(rng.integers(1, 4)):
             data[rng.integers(len(data))] = rng.integers(256)
@@ -181,7 +180,7 @@ def test_a_picture_without_a_sound_mask_is_refused_and_listed(tmp_path: Path) ->
     (folder / "b" / "3.png").unlink()
     (folder / "b" / "3.png").mkdir()
     with pytest.raises(ConvertError, match="expected at most 0 refused images of 6, found"):
-        convert(src, tmp_path / "out", masks=folder, size=16, workers=1, max_bad=0)
+        convert(src, tmp_path / "mended", masks=folder, size=16, workers=1, max_bad=0)
     report = convert(src, tmp_path / "out", masks=folder, size=16, workers=1, max_bad=4)
     assert report.refused == {"incomplete": 1, "empty": 1, "damaged": 1, UNREADABLE: 1}
     details = {reject["key"]: reject["detail"] for reject in rejects(tmp_path / "out")}
@@ -191,19 +190,11 @@ def test_a_picture_without_a_sound_mask_is_refused_and_listed(tmp_path: Path) ->
     assert found.keys() == {"a/4.png", "b/5.png"}
     for key, mask in found.items():
         assert np.array_equal(mask, plain_nearest(masks[key], Fit((16, 16))))
-
-
-def test_mended_masks_are_taken_and_the_set_is_that_of_sound_ones(tmp_path: Path) -> None:
-    src, folder, _ = make_tree(tmp_path)
-    options: dict[str, Any] = {"size": 16, "workers": 1, "max_bad": 0, "shard_size": 4096 + 2 * 768, "order": "source"}
-    convert(src, tmp_path / "sound", masks=folder, **options)
-    sound = (folder / "b" / "3.png").read_bytes()
-    (folder / "b" / "3.png").write_bytes(sound[:-30])
-    with pytest.raises(ConvertError, match="refused"):
-        convert(src, tmp_path / "out", masks=folder, **options)
-    (folder / "b" / "3.png").write_bytes(sound)
-    convert(src, tmp_path / "out", masks=folder, **options)
-    assert hashes(tmp_path / "out") == hashes(tmp_path / "sound")
+    (folder / "b" / "3.png").rmdir()
+    for key in masks:
+        put(folder / key, encode(masks[key], "PNG"))
+    convert(src, tmp_path / "mended", masks=folder, size=16, workers=1, max_bad=0)
+    assert masks_of(open_shards(tmp_path / "mended")).keys() == masks.keys()
 
 
 def test_sixteen_bits_are_kept_if_the_first_mask_has_them(tmp_path: Path) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from folders import flip
+from command import called
+from folders import flip, put
 from numpy.typing import NDArray
 from pictures import random_picture, write_jpeg
 from storages import npy_bytes, scan
 
-from shardio.cli.main import cli
 from shardio.conversion.convert import convert
 from shardio.conversion.records import read_rejects
 from shardio.conversion.repair import repair
@@ -129,15 +128,15 @@ def test_a_picture_that_is_declared_an_array_is_stored_as_it_is(tmp_path: Path) 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [">f4", "<f4", "|b1", ">i8", "<u2"])
-@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(("dtype", "order"), [(">f4", "C"), ("<f4", "F"), ("|b1", "F"), (">i8", "F"), ("<u2", "C")])
 def test_a_tree_takes_every_byte_order_and_layout(dtype: str, order: Any, tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 2, (6, 3, 4)).astype(dtype)
     for number, value in enumerate(values):
-        (tmp_path / "src").mkdir(exist_ok=True)
-        np.save(tmp_path / "src" / f"{number}.npy", np.asarray(value, order=order))
-    convert(tmp_path / "src", tmp_path / "out", order="source")
-    np.testing.assert_array_equal([sample.arrays["array"] for sample in open_shards(tmp_path / "out")], values)
+        put(tmp_path / "src", f"{number}.npy", content=npy_bytes(np.asarray(value, order=order)))
+    found = scan(tmp_path / "src")
+    read = [found.origin.read(source).arrays["array"] for source in found.splits["train"]]  # type: ignore[union-attr]
+    np.testing.assert_array_equal(read, values)
+    assert read[0].dtype == np.dtype(dtype).newbyteorder("<")
 
 
 def test_an_npy_file_of_big_endian_numbers_is_stored_little_endian(tmp_path: Path) -> None:
@@ -266,10 +265,11 @@ def test_a_set_of_images_is_not_repaired_from_arrays_nor_the_other_way(tmp_path:
 # --- training and commands --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["int", "vector", "none"])
+@pytest.fixture
 def latents(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A set of all arrays, in the order of LATENTS."""
-    labels = {"int": {"label": LABELS}, "vector": {"labels": SOFT}, "none": {}}[request.param]
+    """A set of all arrays, in the order of LATENTS, with labels that are integers unless the test says otherwise."""
+    kind = getattr(request, "param", "int")
+    labels = {"int": {"label": LABELS}, "vector": {"labels": SOFT}, "none": {}}[kind]
     convert(npz(tmp_path / "src.npz", **labels), tmp_path / "out", shard_size=SHARD_NBYTES, order="source")
     return tmp_path / "out"
 
@@ -287,13 +287,9 @@ def _checked(batch: tuple[Any, ...]) -> list[int]:
     return list(numbers)
 
 
-def call(*words: object) -> str:
-    result = CliRunner().invoke(cli, list(map(str, words)), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-@pytest.mark.parametrize("io", ["mmap", "pread"])
+@pytest.mark.parametrize(
+    ("latents", "io"), [("int", "mmap"), ("vector", "pread"), ("none", "mmap")], indirect=["latents"]
+)
 def test_a_loader_yields_all_arrays_of_any_reader_rank_and_place(latents: Path, io: Any, tmp_path: Path) -> None:
     """By ranks, resumed, staged, from a cache, and replayed."""
 
@@ -321,7 +317,7 @@ def test_a_loader_yields_all_arrays_of_any_reader_rank_and_place(latents: Path, 
             with make(cache=tmp_path / "cache") as loader:
                 assert [_checked(batch) for batch in loader] == whole
     options = ["--batch-size=8", "--seed=3", "--step=1", f"--save={tmp_path / 'batch.npz'}"]
-    call("replay", latents, *options)
+    called("replay", latents, *options)
     with np.load(tmp_path / "batch.npz") as batch:
         assert batch["indices"].tolist() == whole[1]
         np.testing.assert_array_equal(batch["latent"], batches[1][-1]["latent"].numpy())
@@ -338,24 +334,25 @@ def test_a_damaged_value_is_found_when_it_is_read(latents: Path) -> None:
 
 def test_commands_speak_of_samples(latents: Path, tmp_path: Path) -> None:
     src = tmp_path / "src.npz"
-    output = call("convert", src, tmp_path / "again")
+    output = called("convert", src, tmp_path / "again")
     assert f"converted {COUNT} samples" in output
     assert f"next: shardio info {tmp_path / 'again'}" in output
     assert "images" not in output
-    assert f"npz, {COUNT} samples" in call("plan", src, "--seconds", "0.01")
-    assert f"`shardio convert`: source, seed 0, {COUNT} samples" in call("info", latents)
-    assert "arrays" in next(line for line in call("list", tmp_path).splitlines() if line.startswith("out"))
-    assert "every checksum" in call("verify", latents)
-    assert "intact, 0 files repaired" in call("repair", latents, src)
+    assert f"npz, {COUNT} samples" in called("plan", src, "--seconds", "0.01")
+    assert f"`shardio convert`: source, seed 0, {COUNT} samples" in called("info", latents)
+    assert "arrays" in next(line for line in called("list", tmp_path).splitlines() if line.startswith("out"))
+    assert "every checksum" in called("verify", latents)
+    assert "intact, 0 files repaired" in called("repair", latents, src)
     page = tmp_path / "page.html"
-    assert "0 pictures read" in call("report", latents, "-o", page)
+    assert "0 pictures read" in called("report", latents, "-o", page)
     assert "Their arrays:" in page.read_text()
     assert "Resizing" not in page.read_text()
 
 
+@pytest.mark.parametrize("latents", ["vector"], indirect=True)
 def test_bench_measures_arrays(latents: Path) -> None:
-    output = call("bench", latents, "--rounds", "1", "--seconds", "0.01", "--threads", "1")
-    nbytes = LATENTS[0].nbytes + TOKENS[0].nbytes + (12 if "labels" in open_shards(latents).arrays else 0)
+    output = called("bench", latents, "--rounds", "1", "--seconds", "0.01", "--threads", "1")
+    nbytes = LATENTS[0].nbytes + TOKENS[0].nbytes + SOFT[0].astype(np.float32).nbytes
     assert f"{COUNT} samples of {nbytes} bytes of arrays" in output
     assert "np.take into slots" in output
     assert "samples/s" in output

@@ -144,11 +144,10 @@ def test_an_array_whose_files_would_be_called_like_another_splits_shards_is_refu
     assert verify(tmp_path / "set").ok
 
 
-@pytest.mark.parametrize("number", [0, 1, 7])
-def test_an_exception_leaves_nothing(tmp_path: Path, number: int) -> None:
+def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="mine"):  # noqa: PT012, SIM117
         with ShardWriter(tmp_path / "set", SHAPE, arrays=DECLARED, shard_nbytes=4096 + 4 * 90) as writer:
-            for i in range(number):
+            for i in range(7):
                 writer.append(sample_pixels(i), i, **values(i))
             raise RuntimeError("mine")
     assert not (tmp_path / "set").exists()
