@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from shardio.conversion.arrays import ArraySpec, Label
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
-from shardio.errors import DecodeError
+from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import RowType
 from shardio.system.opening import open_file
 
@@ -52,10 +52,7 @@ class Extent(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """The place of a source that the scan found to be unusable.
-
-    The conversion refuses the source with this detail, so the source is counted and listed in the report.
-    """
+    """The place of a source that the scan found to be unusable. The conversion refuses it with this detail."""
 
     detail: str
 
@@ -97,20 +94,22 @@ class Source:
         """The label if it is an integer, which the index stores; otherwise None."""
         return self.label if isinstance(self.label, int) else None
 
-    def item(self) -> Item:
-        """Returns `place`, which must be an Item. Raises DecodeError if it is a Fault."""
+    def usable_place(self) -> bytes | Extent | Item:
+        """Returns the place, or the key if it is None. Raises DecodeError if it is a Fault."""
         if isinstance(self.place, Fault):
             raise DecodeError("incomplete", self.place.detail)
-        assert isinstance(self.place, Item)
-        return self.place
+        return self.key if self.place is None else self.place
+
+    def item(self) -> Item:
+        """Returns `usable_place`, which must be an Item."""
+        place = self.usable_place()
+        assert isinstance(place, Item)
+        return place
 
 
 @dataclass(frozen=True, eq=False)
 class Origin(ABC):
-    """Reads the images of a collection.
-
-    Thread safe and picklable, because tasks use it in several threads and send it to other processes.
-    """
+    """Reads the images of a collection. Thread safe and picklable, for tasks in other threads and processes."""
 
     masks: Path | None = field(default=None, kw_only=True)
     """The absolute path of a folder with a mask for each image; None if the set gets no masks."""
@@ -126,10 +125,7 @@ class Origin(ABC):
         """
 
     def read_mask(self, source: Source) -> bytes:
-        """Returns the encoded mask of the source's image.
-
-        Raises DecodeError if the mask is missing or unreadable, and OSError for the same reasons as `read`.
-        """
+        """Returns the encoded mask of the source's image. Raises DecodeError and OSError like `read`."""
         if (path := self._find_mask(source)) is None:
             name = next(_stems_of(source), None)
             missing = f"{name}.png or {name}.webp" if name else "an image below SRC, whose path names the mask"
@@ -137,10 +133,7 @@ class Origin(ABC):
         return read_file(path)
 
     def _find_mask(self, source: Source) -> str | None:
-        """Returns the path of the source's mask; None if there is none.
-
-        The mask has the source's path below the folder of masks, with a suffix of _MASK_SUFFIXES, tried in order.
-        """
+        """Returns the path of the source's mask; None if there is none."""
         assert self.masks is not None
         for stem in _stems_of(source):
             for suffix in _MASK_SUFFIXES:
@@ -258,22 +251,16 @@ class FileOrigin(Origin):
     """An absolute path, because tasks run in processes with other current folders."""
 
     def _find(self, source: Source) -> tuple[str, Extent | None]:
-        """Returns (the path of the source's file, the source's extent in it or None).
-
-        Raises DecodeError if the source's place is a Fault.
-        """
-        place = source.key if source.place is None else source.place
-        if isinstance(place, Fault):
-            raise DecodeError("incomplete", place.detail)
-        file = place if isinstance(place, bytes) else place[0]
-        return os.path.join(self.folder, os.fsdecode(file)), place if isinstance(place, Extent) else None
+        """Returns (the path of the source's file, the source's extent in it or None)."""
+        place = source.usable_place()
+        extent = place if isinstance(place, Extent) else None
+        return os.path.join(self.folder, os.fsdecode(place[0] if isinstance(place, tuple) else place)), extent
 
     def read(self, source: Source) -> bytes | DatasetItem:
         return read_file(*self._find(source))
 
     def nbytes(self, sources: Sequence[Source]) -> int:
-        """Returns the total number of bytes of the encoded images. A missing image counts as 0 bytes."""
-
+        # A missing image counts as 0 bytes.
         def total(start: int) -> int:
             found = 0
             for source in sources[start::_STAT_THREADS]:
@@ -318,6 +305,12 @@ def identify(path: str | os.PathLike[str]) -> str:
     return f"{status.st_size}:{status.st_mtime_ns}"
 
 
+def check_unchanged(path: Path, identity: str) -> None:
+    """Raises SourceError if a file has no longer the size and time that `identify` has returned."""
+    if identify(path) != identity:
+        raise SourceError(f"{path}: the file has changed since it was scanned: run the command again")
+
+
 def _stems_of(source: Source) -> Iterator[str]:
     """Yields the paths, without suffix, that the source's mask may have in the folder of masks."""
     for path in (source.key, source.place):  # the key says `train` even where the folder is called otherwise
@@ -339,10 +332,7 @@ def check_source_nbytes(nbytes: int) -> None:
 
 
 def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> bytes:
-    """Returns the bytes of a file, or of an extent of a file.
-
-    Raises DecodeError and OSError for the same reasons as `Origin.read`.
-    """
+    """Returns the bytes of a file, or of an extent of a file. Raises DecodeError and OSError like `Origin.read`."""
     try:
         # Non-blocking, so that a FIFO that took the place of a file since the scan does not stop us for ever.
         with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as file:

@@ -68,8 +68,7 @@ class DatasetOrigin(Origin):
         """
         where, number = source.item()
         split = where.decode()
-        item = _get(split, self.datasets[split], number)
-        return _given(item, f"dataset {split!r}, item {number}", self)
+        return _given(_get(self.datasets[split], number), f"dataset {split!r}, item {number}", self)
 
     def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
         """Returns the identity of all datasets for each source. It may stay the same when an item changes."""
@@ -94,8 +93,7 @@ class DatasetOrigin(Origin):
 def list_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec, ...] = ()) -> Listing:
     """Returns the items of a dataset, or of a dict with a dataset for each split.
 
-    Reads a few items of each dataset twice, to check that they do not change. With `arrays`, items are dicts with a
-    value for each array. Labels that are not integers become one more array. Keys are the numbers of the items: b"17",
+    Reads a few items of each dataset twice, to check that they do not change. Keys are the numbers of the items: b"17",
     or b"train/17" if `src` is a dict. Raises TypeError or ValueError for an object that is not a dataset or has invalid
     items, and SourceError for a dataset without readable items.
     """
@@ -139,7 +137,7 @@ def list_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec,
     return Listing("datasets", items, known, classes, dict(zip(classes, class_names, strict=False)), keeps_order=True)
 
 
-def _get(split: str, dataset: Dataset, number: int) -> Any:
+def _get(dataset: Dataset, number: int) -> Any:
     try:
         return dataset[number]
     except (DecodeError, MemoryError):
@@ -162,7 +160,7 @@ def _look_at_one(split: str, dataset: Dataset, declared: tuple[ArraySpec, ...]) 
 
     for number in some_of(len(dataset)):
         with contextlib.suppress(DecodeError), KeptWarnings():  # an item may warn when it is freed, which is here
-            return look(_get(split, dataset, number), f"dataset {split!r}, item {number}")
+            return look(_get(dataset, number), f"dataset {split!r}, item {number}")
     return (), None
 
 
@@ -196,28 +194,25 @@ def _find_arrays(item: Any, where: str, declared: tuple[ArraySpec, ...]) -> tupl
         raise ValueError(f"{where}: {error}") from None
 
 
-def _parts(item: Any, where: str, has_pixels: bool) -> tuple[Any, Any]:
-    """Returns the (image, label) of an item. The image is None unless `has_pixels`; the label is None if missing."""
+def _parts(item: Any, where: str, has_pixels: bool) -> tuple[Any, Any, Mapping[str, Any]]:
+    """Returns (image, label, all values by name). The image is None unless `has_pixels`; a missing label is None."""
     if not has_pixels:
-        return None, item.get(label_name(item, f"{where}: ")) if isinstance(item, Mapping) else None
+        values = item if isinstance(item, Mapping) else {ARRAY: item}
+        return None, values.get(label_name(values, f"{where}: ")), values
     if isinstance(item, Mapping):
         if "image" not in item:
             raise TypeError(f"{where}: expected a dict with the key image, found {', '.join(map(str, item))[:200]}")
-        return item["image"], item.get("label")
-    if isinstance(item, (tuple, list)):
-        if len(item) not in (1, 2):
-            raise TypeError(
-                f"{where}: expected (image, label) or an image, found {type(item).__name__} of length {len(item)}"
-            )
-        return item[0], item[1] if len(item) == 2 else None
-    return item, None
+        return item["image"], item.get("label"), item
+    if not isinstance(item, (tuple, list)):
+        return item, None, {}
+    if len(item) not in (1, 2):
+        found = f"{type(item).__name__} of length {len(item)}"
+        raise TypeError(f"{where}: expected (image, label) or an image, found {found}")
+    return item[0], item[1] if len(item) == 2 else None, {}
 
 
 def _label(label: Any, where: str, *, as_floats: bool = False) -> Label:
-    """Returns an item's label: an int, a tuple of float32 numbers, or None. With `as_floats`, integers become tuples.
-
-    Raises TypeError or ValueError for an invalid label.
-    """
+    """Returns an item's label: an int (with `as_floats`, also a tuple), a tuple of float32 numbers, or None."""
     if label is None:
         return None
     with contextlib.suppress(TypeError):
@@ -236,15 +231,13 @@ def _label(label: Any, where: str, *, as_floats: bool = False) -> Label:
 
 def _given(item: Any, where: str, origin: DatasetOrigin) -> DatasetItem:
     like, arrays, has_pixels = origin.like, origin.arrays, origin.has_pixels
-    if not has_pixels and not isinstance(item, Mapping):
-        item = {ARRAY: item}
-    if arrays and (not isinstance(item, Mapping) or any(spec.name not in item for spec in arrays)):
-        expected = ", ".join(["image"] * has_pixels + [spec.name for spec in arrays])
+    image, told, given = _parts(item, where, has_pixels)
+    names = [spec.name for spec in arrays]
+    if any(name not in given for name in names):
         found = f"the keys {', '.join(map(str, item))}" if isinstance(item, Mapping) else type(item).__name__
+        expected = ", ".join(["image"] * has_pixels + names)
         raise TypeError(f"{where}: expected a dict with the keys {expected}, found {found:.200}")
-    image, told = _parts(item, where, has_pixels)
-    known = {"label", LABELS_NAME, *(spec.name for spec in arrays)}
-    if not has_pixels and (extra := [name for name in item if name not in known]):
+    if not has_pixels and (extra := [name for name in given if name not in {"label", LABELS_NAME, *names}]):
         raise TypeError(f"{where}: expected only arrays that the first item has, found {extra[0]!r:.80}, too")
     try:
         torch = sys.modules.get("torch")  # without it, there are no tensors
@@ -260,7 +253,7 @@ def _given(item: Any, where: str, origin: DatasetOrigin) -> DatasetItem:
         raise ValueError(f"{where}: expected a label from 0 to {most}, found {label}")
     check = ArraySpec.check_dtype if has_pixels else ArraySpec.check
     # A copy, as the dataset may use its memory again for the next item.
-    values = {spec.name: check(spec, item[spec.name], f"{where}: ").copy() for spec in arrays}
+    values = {spec.name: check(spec, given[spec.name], f"{where}: ").copy() for spec in arrays}
     for spec in label_array(label):
         values[spec.name] = np.array(label, spec.dtype).reshape(spec.row.shape)
     return DatasetItem(image, label if isinstance(label, int) else None, values)
@@ -334,10 +327,7 @@ def _common_classes(datasets: Mapping[str, Dataset]) -> tuple[tuple[str, ...], t
 
     Raises ValueError if two datasets have different classes.
     """
-    given = {split: getattr(dataset, "classes", ()) for split, dataset in datasets.items()}
-    found = {
-        split: _classes(split, datasets[split]) for split, one in given.items() if not _is_sequence(one) or len(one)
-    }
+    found = {split: classes for split, dataset in datasets.items() if (classes := _classes(split, dataset))[0]}
     first = next(iter(found), "")
     if others := [split for split in found if found[split] != found[first]]:
         raise ValueError(f"dataset {others[0]!r}: expected the same classes as {first!r}, found other classes")
@@ -345,11 +335,14 @@ def _common_classes(datasets: Mapping[str, Dataset]) -> tuple[tuple[str, ...], t
 
 
 def _classes(split: str, dataset: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    classes = getattr(dataset, "classes", ())
+    if _is_sequence(classes) and not len(classes):
+        return (), ()
     # torchvision's ImageNet has tuples of synonyms as classes, and the synsets' ids as wnids.
-    given, ids = (list(v) if _is_sequence(v) else [] for v in (dataset.classes, getattr(dataset, "wnids", ())))
+    given, ids = (list(v) if _is_sequence(v) else [] for v in (classes, getattr(dataset, "wnids", ())))
     names = tuple(", ".join(name) if isinstance(name, tuple) else name for name in given)
     if not names or not all(isinstance(name, str) for name in (*names, *ids)):
-        found = str(dataset.classes)[:80]
+        found = str(classes)[:80]
         raise TypeError(f"dataset {split!r}: expected `classes` to be a sequence of names, found {found!r}")
     classes, class_names = (tuple(ids), names) if len(ids) == len(names) else (names, ())
     if (repeated := first_repeated(classes)) is not None:

@@ -24,7 +24,7 @@ from shardio.conversion.sources.collection import Collection, Extent, Fault, Fil
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import clutter
 from shardio.conversion.sources.table import read_rows
-from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, TarMember, drain, members, open_archive, visible_members
+from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, TarMember, drain, members, open_archive
 from shardio.conversion.sources.tree import list_tree
 from shardio.errors import DecodeError, SourceError, counted
 from shardio.format.layout import is_safe_name
@@ -94,7 +94,7 @@ def _class_tars(train: Path, ignored: list[str]) -> dict[str, TarMember]:
     """Returns the tar inside the training archive that holds the images of each class, by class."""
     tars: dict[str, TarMember] = {}
     with open_archive(train) as archive:
-        for member in visible_members(archive, ignored):
+        for member in members(archive, ignored):
             stem, _, suffix = os.fsdecode(os.path.basename(member.name)).rpartition(".")
             if suffix != "tar":
                 ignored.append("outside of class archives")
@@ -109,14 +109,14 @@ def _walk_class(train: Path, name: str, tar: TarMember, ignored: list[str]) -> G
     file, folder = os.fsencode(train.name), b"train/" + os.fsencode(name)
     what = f"{train}: {os.fsdecode(tar.name)!r} in it"
     with open_archive(train, tar.offset, tar.offset + tar.nbytes, what) as archive:
-        for image in visible_members(archive, ignored):
+        for image in members(archive, ignored):
             yield Found(folder + b"/" + image.name, name, Extent(file, image.offset, image.nbytes))
 
 
 def _walk_val(val: Path, devkit: _Devkit, ignored: list[str]) -> Generator[Found, None, None]:
     file = os.fsencode(val.name)
     with open_archive(val) as archive:
-        for image in visible_members(archive, ignored):
+        for image in members(archive, ignored):
             number = _number(image.name)
             if not 0 < number <= len(devkit.truth):
                 expected = f"only images ILSVRC2012_val_NUMBER.JPEG, numbered from 1 to {len(devkit.truth):,},"

@@ -34,10 +34,7 @@ _SYSTEM_NAMES = frozenset(
 
 
 def clutter(path: str) -> str:
-    """Returns the kind of clutter that a path is, "hidden" or "of the system"; "" if it is none.
-
-    A path is clutter if a folder or file in it has a name that begins with a dot, or a name of _SYSTEM_NAMES.
-    """
+    """Returns the kind of clutter that a path is, "hidden" or "of the system"; "" if it is none."""
     for name in path.split("/"):
         if name.startswith("."):
             return "hidden"
@@ -95,18 +92,17 @@ def split_name(word: str) -> str:
 
 
 def by_split(where: object, given: Mapping[str, T]) -> dict[str, T]:
-    """Returns the values of `given` by the set's name for each split, in the same order. The key "" stays "".
+    """Returns the values of `given` by the set's name for each split, in the same order.
 
-    Raises SourceError if two words name the same split, such as val and dev. The message begins with `where`.
+    Raises SourceError, whose message begins with `where`, if two words name the same split, such as val and dev.
     """
-    first: dict[str, str] = {}
+    words: dict[str, str] = {}
     for word in given:
-        if (other := first.setdefault(split_name(word), word)) != word:
-            raise SourceError(
-                f"{where}: expected one name for the split {split_name(word)!r}, found {other!r} and {word!r}: rename "
-                "one of them, or convert them separately"
-            )
-    return {split_name(word): value for word, value in given.items()}
+        name = split_name(word)
+        if (other := words.setdefault(name, word)) != word:
+            found = f"found {other!r} and {word!r}: rename one of them, or convert them separately"
+            raise SourceError(f"{where}: expected one name for the split {name!r}, {found}")
+    return {name: given[word] for name, word in words.items()}
 
 
 def in_split_order(names: Iterable[str]) -> list[str]:
@@ -141,10 +137,7 @@ class Numbering:
 
 
 def numbers_up_to(least: int, most: int) -> tuple[str, ...]:
-    """Returns the classes for integer labels from `least` to `most`: the texts "0", "1" to str(`most`).
-
-    Returns () if the labels cannot be classes: if `least` is negative or `most` is at least MAX_CLASSES.
-    """
+    """Returns the classes "0", "1" to str(`most`) for integer labels; () for labels that cannot be classes."""
     return tuple(map(str, range(most + 1))) if least >= 0 and most < MAX_CLASSES else ()
 
 
@@ -186,10 +179,7 @@ def parse_number(text: str) -> float:
 
 
 def are_measures(texts: Iterable[str]) -> bool:
-    """Whether labels are measurements: all are numbers, and at least one has a decimal point or an exponent.
-
-    Otherwise the labels are classes. Empty texts are ignored.
-    """
+    """Whether labels are measurements: all are numbers or empty, and one has a decimal point or an exponent."""
     texts = [text for text in texts if text]
     return all(map(_NUMBER.fullmatch, texts)) and any(map(re.compile("[.eE]").search, texts))
 

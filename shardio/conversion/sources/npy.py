@@ -32,6 +32,7 @@ from shardio.conversion.sources.collection import (
     Item,
     Origin,
     Source,
+    check_unchanged,
     identify,
     read_file,
     some_of,
@@ -59,9 +60,8 @@ _LENGTHS = struct.Struct("<26xHH")
 def list_arrays(src: Path, labels: Labels | None = None) -> Listing:
     """Returns the samples in a tree of NPY files, in an NPY file, or in an NPZ archive.
 
-    A tree follows the rules for trees of images, and its samples have one array called `array`, as have those of an NPY
-    file. Arrays of an archive have the names of its members; the member `label` or `labels` has the labels. Raises
-    SourceError if the arrays cannot be samples.
+    The samples of a tree or an NPY file have one array called `array`. Arrays of an archive have the names of its
+    members; the member `label` or `labels` has the labels. Raises SourceError if the arrays cannot be samples.
     """
     if not src.is_file():
         return _list_tree(src, labels)
@@ -233,16 +233,12 @@ class RowsOrigin(Origin):
 
     def prepare(self, report: Callable[[int], None]) -> None:
         """Copies the compressed arrays of an archive, and verifies its checksums. See `Origin.prepare`."""
-        if identify(self.path) != self.identity:
-            raise SourceError(f"{self.path}: the file has changed since it was scanned: run the command again")
+        check_unchanged(self.path, self.identity)
         for name, member in self.members.items():
             if member.crc32 is None or (member.offset is None and not self._is_missing(name)):
                 continue
-            with contextlib.ExitStack() as stack:
-                copy: AtomicFile | None = None
-                if member.offset is None:
-                    stack.enter_context(naming(target := self._copy_of(name)))
-                    copy = stack.enter_context(AtomicFile(target))
+            target = self._copy_of(name)
+            with naming(target), AtomicFile(target) if member.offset is None else contextlib.nullcontext() as copy:
                 count, done = member.header.shape[0], 0
                 for block in self._blocks(name):
                     if copy is not None:

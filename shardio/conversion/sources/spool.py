@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
-from shardio.conversion.sources.collection import FileOrigin, Item, Source, check_source_nbytes, identify
-from shardio.errors import DecodeError, SourceError
+from shardio.conversion.sources.collection import FileOrigin, Item, Source, check_source_nbytes, check_unchanged
+from shardio.errors import DecodeError
 from shardio.format.layout import crc32
 from shardio.sets.given import open_parquet
 from shardio.system.files import AtomicFile, write_all
@@ -70,8 +70,7 @@ class ParquetOrigin(FileOrigin):
 
     def _read_row_group(self, where: bytes, number: int) -> bytes | None:
         path, group = self.folder / os.fsdecode(where), 0
-        if identify(path) != self.files[where].identity:
-            raise _changed(path)
+        check_unchanged(path, self.files[where].identity)
         with open_parquet(path) as file:
             while number >= (num_rows := file.metadata.row_group(group).num_rows):
                 number, group = number - num_rows, group + 1
@@ -84,11 +83,8 @@ class ParquetOrigin(FileOrigin):
     # --- the spool ---
 
     def _spool_path(self, where: bytes) -> Path:
-        """Returns the path of the copy of a parquet file's images.
-
-        The name depends on the parquet file's identity, so a copy from an older version of the file is never used.
-        """
         assert self.spool is not None
+        # The name depends on the identity, so a copy from an older version of the file is never used.
         name = hashlib.sha256(b"%s\0%s" % (where, self.files[where].identity.encode())).hexdigest()
         return self.spool / f"{name[:32]}.images"
 
@@ -103,8 +99,7 @@ class ParquetOrigin(FileOrigin):
     def prepare(self, report: Callable[[int], None]) -> None:
         """Copies the images of every parquet file that has no copy yet into `spool`. See `Origin.prepare`.
 
-        The copy of a parquet file is complete or absent, so after an interrupted call, the next call copies the other
-        files. Concurrent calls repeat the same work, and do not disturb each other. Memory holds at most the images of
+        A copy is complete or absent, and concurrent calls do not disturb each other. Memory holds at most the images of
         a row group, or of a page in large row groups.
         """
         for where in self._missing():
@@ -112,29 +107,26 @@ class ParquetOrigin(FileOrigin):
 
     def _copy_out(self, where: bytes, report: Callable[[int], None]) -> None:
         path, target = self.folder / os.fsdecode(where), self._spool_path(where)
-        entries = bytearray()
+        entries, nbytes = bytearray(), self.files[where].num_rows * _ENTRY.size
         offset = 0
         with AtomicFile(target) as out, open_parquet(path) as file:
             for images in _images(file, self.image):
                 for image in images:
-                    nbytes = _NO_IMAGE if image is None else len(image)
-                    entries += _ENTRY.pack(offset, nbytes, crc32(image or b""))
-                    if image is not None and nbytes <= MAX_SOURCE_NBYTES:
+                    size = _NO_IMAGE if image is None else len(image)
+                    entries += _ENTRY.pack(offset, size, crc32(image or b""))
+                    if image is not None and size <= MAX_SOURCE_NBYTES:
                         with naming(target):
                             write_all(out.descriptor, image)
-                        offset += nbytes
+                        offset += size
                 report(len(images))
-            if len(entries) != self.files[where].num_rows * _ENTRY.size or identify(path) != self.files[where].identity:
-                raise _changed(path)
+            # Another number of rows is a change, too, even if somebody has set the time back.
+            check_unchanged(path, self.files[where].identity if len(entries) == nbytes else "")
             with naming(target):
                 write_all(out.descriptor, bytes(entries))
             out.commit()
 
     def _read_spool(self, where: bytes, number: int) -> tuple[bool, bytes | None]:
-        """Returns (whether the copy of a row is intact, the bytes of the row's image or None).
-
-        If the copy is intact, None means that the row has no image.
-        """
+        """Returns (whether the copy of a row is intact, the bytes of the row's image or None if it has no image)."""
         path = self._spool_path(where)
         with naming(path), open_untrusted(path) as file:
             start = os.fstat(file.fileno()).st_size - _ENTRY.size * (self.files[where].num_rows - number)
@@ -148,10 +140,6 @@ class ParquetOrigin(FileOrigin):
                 return False, None
             image = os.pread(file.fileno(), nbytes, offset)
             return crc32(image) == crc, image
-
-
-def _changed(path: Path) -> SourceError:
-    return SourceError(f"{path}: the file has changed since it was scanned: run the command again")
 
 
 def is_struct(kind: Any) -> bool:

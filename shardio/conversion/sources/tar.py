@@ -100,7 +100,7 @@ class Archive:
 def open_archive(path: Path, start: int = 0, stop: int | None = None, name: str | None = None) -> Iterator[Archive]:
     """Opens the tar in a file, or in its bytes from `start` to `stop` (a tar inside a tar), and yields an Archive.
 
-    Error messages begin with `name`, by default the path. Raises SourceError if the tar is unreadable or compressed.
+    Raises SourceError, whose message begins with `name`, if the tar is unreadable or compressed.
     """
     try:
         opened = open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -126,7 +126,7 @@ def check_plain(name: str, first_bytes: bytes) -> None:
 
 
 def is_header(block: bytes) -> bool:
-    """Whether a block of 512 bytes has the valid checksum of a member's header."""
+    """Whether a block of 512 bytes is a member's header, by its checksum."""
     try:
         tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
@@ -134,40 +134,30 @@ def is_header(block: bytes) -> bool:
     return True
 
 
-def members(archive: Archive) -> Iterator[TarMember]:
+def members(archive: Archive, ignored: list[str] | None = None) -> Iterator[TarMember]:
     """Yields the regular files of an archive in order. Skips folders.
 
-    Raises SourceError for links, devices and sparse files, for absolute names and names with "..", for damage, and if
-    the end mark is missing.
+    With `ignored`, also skips clutter, and appends its kind to the list, which several threads may share. Raises
+    SourceError for links, devices and sparse files, for absolute names and names with "..", for damage, and if the end
+    mark is missing.
     """
     walk = _Walk(archive)
     while (member := walk.next()) is not None:
         if member.isdir() or member.name.endswith("/"):
             continue
         if not 0 <= member.size <= archive.stop - member.offset_data:
-            found = f"the end of the tar at byte {archive.stop:,}: it is truncated"
-            raise archive.error(member.offset, f"{member.name!r} of {member.size:,} bytes", found)
-        yield TarMember(_checked_name(archive, member), member.offset_data, member.size)
+            end = f"the end of the tar at byte {archive.stop:,}: it is truncated"
+            raise archive.error(member.offset, f"{member.name!r} of {member.size:,} bytes", end)
+        found = TarMember(_checked_name(archive, member), member.offset_data, member.size)
+        if ignored is not None and (kind := clutter(os.fsdecode(found.name))):
+            ignored.append(kind)
+        else:
+            yield found
     _check_end(archive, walk.offset)
 
 
-def visible_members(archive: Archive, ignored: list[str]) -> Iterator[TarMember]:
-    """Yields the members of an archive that are not clutter. Appends the kind of each clutter member to `ignored`.
-
-    Several threads may share `ignored`: appending to a list is thread safe.
-    """
-    for member in members(archive):
-        if kind := clutter(os.fsdecode(member.name)):
-            ignored.append(kind)
-        else:
-            yield member
-
-
 def drain(walks: Iterable[Generator[T, None, None]]) -> list[list[T]]:
-    """Runs generators in threads, and returns a list of the items of each generator.
-
-    After an error or Ctrl-C, all generators stop at their next item.
-    """
+    """Runs generators in threads, and returns the items of each. An error or Ctrl-C stops all at their next item."""
     stopped: list[None] = []
 
     def run(walk: Generator[T, None, None]) -> list[T]:

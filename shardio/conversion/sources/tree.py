@@ -41,10 +41,9 @@ def holds_only_arrays(root: Path) -> bool:
 def list_tree(root: Path, labels: Labels | None = None, noun: _Noun = "images") -> Listing:
     """Returns the Listing of the images (or arrays) in a tree, with the names of their class folders as labels.
 
-    `root` holds class folders, or images without labels, or a folder for each split that holds either. All splits have
-    the classes of the first split with class folders. With `labels` "none", all images in and below the folder are
-    listed, without labels. Keys begin with the set's name for the split, such as val for the folder Validation. Raises
-    SourceError for definite errors; an ambiguous layout is described in the Listing's `doubts`.
+    `root` holds class folders, or images without labels, or a folder for each split that holds either. Keys begin with
+    the set's name for the split, such as val for the folder Validation. Raises SourceError for definite errors; an
+    ambiguous layout is described in the Listing's `doubts`.
     """
     if not root.is_dir():
         instead = "a file" if root.exists() else "nothing"
@@ -109,10 +108,7 @@ class _Part:
         return [name for name, paths in self.classes.items() if paths]
 
     def found(self, is_labeled: bool) -> Iterator[Found]:
-        """Yields the images in class folders, labeled with the folder's name.
-
-        If `is_labeled` is false or no class folder has images, yields all images, without labels.
-        """
+        """Yields the images in class folders, labeled, or all images if `is_labeled` is false or no class has any."""
         is_labeled = is_labeled and bool(self.full)
         prefix, above = (os.fsencode(f"{name}/") if self.split else b"" for name in (self.split, self.path.name))
         for name, paths in ((None, [] if is_labeled else self.images), *self.classes.items()):
@@ -121,7 +117,7 @@ class _Part:
 
 
 class _Scan:
-    """Scans one tree. Collects counts of ignored files, and descriptions of ambiguous layouts. Not thread safe."""
+    """Scans one tree, and collects counts of ignored files and descriptions of ambiguous layouts."""
 
     def __init__(self, root: Path, noun: _Noun) -> None:
         self.root = root
@@ -187,10 +183,7 @@ class _Scan:
         return False
 
     def files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
-        """Yields (folder, file name) of all images in or below `top`.
-
-        `above` has the `_identity` of each folder above `top`: a symbolic link to any of these is not followed.
-        """
+        """Yields (folder, file name) of all images in or below `top`. `above` has the folders above, by `_identity`."""
         pending = [(top, above)]  # and no recursion: folders may be nested deeper than Python calls functions
         while pending:
             folder, above = pending.pop()

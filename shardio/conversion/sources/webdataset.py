@@ -18,7 +18,7 @@ from pathlib import Path
 from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import NO_VECTORS, SPLIT_NAMES, known_split, sorted_entries, split_name
-from shardio.conversion.sources.tar import drain, open_archive, visible_members
+from shardio.conversion.sources.tar import drain, members, open_archive
 from shardio.errors import SourceError, counted
 
 _IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
@@ -35,12 +35,9 @@ def list_webdataset(src: Path, *, unlabeled: bool = False) -> Listing:
     """Returns the samples of a tar, of all tars in a folder and its subfolders, or of the tars that match a pattern.
 
     - A pattern has braces, as in train-{000..146}.tar, or wildcards, as in *.tar.
-    - A label is the content of a .cls member, or the field "label", "class" or "cls" of a .json member. All labels are
-      integers, or all are class names.
+    - A label is the content of a .cls member, or a field of a .json member.
     - A split is named by the folders or names of the tars, or by the first folder in the names of all samples.
-      Otherwise, the split is train.
-    - Samples keep the order of the tars. A sample without an image, or without a label unless `unlabeled`, becomes a
-      source that the conversion refuses.
+    - A sample without an image, or without a label unless `unlabeled`, becomes a source that the conversion refuses.
     """
     folder, tars, ignored = _find_tars(src)
     kinds: list[str] = []
@@ -159,20 +156,20 @@ def _walk(folder: Path, tar: str, ignored: list[str], unlabeled: bool) -> Genera
     """Yields the samples of a tar. Appends the kind of each other member to `ignored`."""
     # The images of each sample, and its labels from .cls and .json: they need not be neighbors.
     found: dict[str, tuple[list[tuple[str, Extent]], list[str | Fault], list[str | Fault]]] = {}
-    tar_bytes = os.fsencode(tar)
+    file = os.fsencode(tar)
     with open_archive(folder / tar) as archive:
-        for member in visible_members(archive, ignored):
+        for member in members(archive, ignored):
             name = os.fsdecode(member.name)
             above, slash, base = name.rpartition("/")
             stem, _, suffix = base.partition(".")
             suffix = suffix.lower()
-            is_image = suffix in _IMAGE_SUFFIXES
-            if not is_image and (suffix not in ("cls", "json") or member.nbytes > _MAX_LABEL_NBYTES):
+            is_label = suffix in ("cls", "json") and member.nbytes <= _MAX_LABEL_NBYTES
+            if suffix not in _IMAGE_SUFFIXES and not is_label:
                 ignored.append("neither image nor label")
                 continue
             images, from_cls, from_json = found.setdefault(above + slash + stem, ([], [], []))
-            if is_image:
-                images.append((name, Extent(tar_bytes, member.offset, member.nbytes)))
+            if not is_label:
+                images.append((name, Extent(file, member.offset, member.nbytes)))
             elif suffix == "cls":
                 from_cls.append(_read_text(archive.read_at(member.offset, member.nbytes)))
             else:
@@ -187,9 +184,9 @@ def _walk(folder: Path, tar: str, ignored: list[str], unlabeled: bool) -> Genera
 def _put_together(
     tar: str, name: str, images: list[tuple[str, Extent]], labels: list[str | Fault], unlabeled: bool
 ) -> Found:
-    """Returns a sample. If it does not have exactly one image and one label, its place is a Fault.
+    """Returns a sample. If it does not have exactly one image and, unless `unlabeled`, one label, its place is a Fault.
 
-    Its key is the name of its first image, or the sample's name if it has no image. `unlabeled` needs no label.
+    Its key is the name of its first image, or the sample's name if it has no image.
     """
     label = labels[0] if labels else None
     one = Found(os.fsencode(images[0][0] if images else name), label if isinstance(label, str) else None, None, tar)
@@ -215,10 +212,7 @@ def _read_text(content: bytes) -> str | Fault:
 
 
 def _read_json(content: bytes) -> list[str | Fault]:
-    """Returns a list of the label in a .json, or of a Fault if the label or the JSON is invalid.
-
-    Returns [] if the .json has no field for a label.
-    """
+    """Returns [the label in a .json, or a Fault if it or the JSON is invalid]; [] if the .json has no label."""
     try:
         document = json.loads(content)
         name = next((name for name in _LABEL_FIELDS if name in document), None) if isinstance(document, dict) else None
@@ -257,7 +251,7 @@ def _by_word(src: Path, tars: list[str], samples: list[Found]) -> dict[str, list
 def _word_of_tar(src: Path, tar: str) -> str:
     """Returns the word for a split in a tar's folders or name, such as "validation" for imagenet1k-validation-07.tar.
 
-    Returns "" if there is none, and raises SourceError if there are words for two splits.
+    Returns "" if there is none.
     """
     *folders, name = tar.split("/")
     for words in (folders, re.findall("[a-z]+", name.lower())):
