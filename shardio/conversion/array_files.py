@@ -57,8 +57,7 @@ def make_values(
 ) -> dict[str, NDArray[Any]]:
     """Returns a sample's value for each array of the task, by name. `decoded` is the picture, if samples have pixels.
 
-    `found` is what the origin read for `source`. Raises DecodeError if the source has to be refused, TypeError or
-    ValueError if an item of a dataset does not match the declaration of an array.
+    Raises DecodeError if the source has to be refused, TypeError or ValueError if an item does not match a declaration.
     """
     values = {}
     given = found.arrays if isinstance(found, DatasetItem) else {}

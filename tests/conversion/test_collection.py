@@ -105,18 +105,14 @@ def test_identity_changes_when_a_source_is_rewritten_mended_or_lost(tmp_path: Pa
     assert len(set(seen)) == 4
 
 
-def test_identity_is_that_of_the_file_behind_a_link(tmp_path: Path) -> None:
+def test_identity_is_that_of_the_file_behind_a_link_and_steady_without_a_file(tmp_path: Path) -> None:
     put(tmp_path, "real.jpg")
-    (tmp_path / "link.jpg").symlink_to("real.jpg")
+    for name, target in (("link.jpg", "real.jpg"), ("dangling", "nowhere"), ("self", "self")):
+        (tmp_path / name).symlink_to(target)
     before = identify(tmp_path / "link.jpg")
     assert before == identify(tmp_path / "real.jpg")
     put(tmp_path, "real.jpg", content=b"changed")
     assert identify(tmp_path / "link.jpg") != before
-
-
-def test_identity_of_what_cannot_be_looked_at_is_steady(tmp_path: Path) -> None:
-    (tmp_path / "dangling").symlink_to("nowhere")
-    (tmp_path / "self").symlink_to("self")
     assert identify(tmp_path / "gone") == identify(tmp_path / "dangling") == identify(tmp_path / "self")
 
 

@@ -220,11 +220,8 @@ def test_other_csv_is_refused_with_what_was_found(tmp_path: Path, name: str) -> 
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize(("make", "found"), [(None, "nothing"), (Path.mkdir, "no regular file")])
-def test_a_table_that_is_no_file_is_refused(tmp_path: Path, make: Any, found: str) -> None:
-    if make:
-        make(tmp_path / "m.csv")
-    with pytest.raises(SourceError, match=f"expected a table, found {found}"):
+def test_a_table_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="expected a table, found nothing"):
         read(tmp_path / "m.csv")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,7 @@ from pictures import random_jpeg
 from storages import scan, tar_of
 
 from shardio.cli.main import cli
+from shardio.conversion.collect import find_kind
 from shardio.conversion.convert import convert
 from shardio.conversion.estimate import estimate
 from shardio.conversion.options import EmptyClasses
@@ -170,3 +172,65 @@ def test_one_key_that_would_widen_every_row_of_the_index_is_told_beforehand(
     # Beside keys that are long by themselves it is not much wider.
     many = put(tmp_path / "all", *(f"a/{'x' * 230}{i}.jpg" for i in range(400)), long)
     assert scan(many, labels="folders").num_sources == 401
+
+
+# --- the kind that SRC is taken for -----------------------------------------------------------------------------------
+
+
+def test_an_ordinary_tree_stays_a_tree_whatever_lies_in_it(tmp_path: Path) -> None:
+    put_files(tmp_path, "a/1.jpg", "b/2.jpg", "labels.csv", "list.txt", "images.tar", "train.parquet", ".hidden/x")
+    assert find_kind(tmp_path) == "tree"
+    put_files(tmp_path, "a/extra.tar", "b/notes.csv", "Data/1.jpg")
+    assert find_kind(tmp_path) == "tree"
+    assert scan(tmp_path).ignored == {"hidden": 1, "not an image": 6}
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["ILSVRC2012_img_train.tar"], "ilsvrc"),
+        (["ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12/data/meta.mat"], "ilsvrc"),
+        (["ILSVRC/Data/CLS-LOC/train/n01/1.JPEG"], "kaggle"),
+        (["Data/CLS-LOC/train/n01/1.JPEG", "ImageSets/x"], "kaggle"),
+        (["train-000.tar", "train-001.tar", "README.md"], "webdataset"),
+        (["train/000.tar", "val/000.tar", ".DS_Store", "val/.x"], "webdataset"),
+        (["train-00000-of-00001.parquet", "README.md"], "parquet"),
+        (["data/train-00000-of-00001.parquet", "assets/logo.png"], "parquet"),
+        (["train/0.parquet", "validation/0.parquet"], "parquet"),
+        (["train/a/1.jpg", "val/a/1.jpg", "scores.parquet"], "tree"),
+        (["train/a/1.jpg", "train/scores.parquet"], "tree"),
+        (["a/000.tar", "b/1.jpg"], "tree"),
+        (["train/a/1.jpg", "train/a/2.tar", "val/a/3.tar", "val/a/4.jpg"], "tree"),
+        (["a/000.tar", "b/c/1.tar"], "tree"),
+        (["a/"], "tree"),
+        ([], "tree"),
+        (["list.csv"], "tree"),
+    ],
+)
+def test_folders_are_told_by_what_is_in_them(names: list[str], kind: str, tmp_path: Path) -> None:
+    put_files(tmp_path, *names)
+    assert find_kind(tmp_path) == kind
+
+
+def test_files_are_told_by_what_they_begin_with(tmp_path: Path) -> None:
+    assert find_kind(tmp_path / "{x,y}.tar") == find_kind(tmp_path / "*.tar") == "webdataset"
+    for text in (b"a.jpg 0\n", b"", b"caf\xe9.jpg\tcat\n", b"path,label\n"):
+        (tmp_path / "list").write_bytes(text)
+        assert find_kind(tmp_path / "list") == "list"
+
+
+def test_a_file_or_folder_whose_name_looks_like_a_pattern_is_that_file_or_folder(tmp_path: Path) -> None:
+    put_files(tmp_path, "images [old] {1}/a/1.jpg")
+    assert find_kind(tmp_path / "images [old] {1}") == "tree"
+
+
+def test_a_kind_that_is_said_is_not_looked_for(tmp_path: Path) -> None:
+    put_files(tmp_path, "a/1.jpg")
+    for kind, message in {
+        "ilsvrc": "expected ILSVRC2012_img_train.tar or ILSVRC2012_img_val.tar, found neither",
+        "kaggle": "expected the folder ILSVRC/Data/CLS-LOC in it, found none",
+        "list": "expected a table, found no regular file",
+        "webdataset": "expected tars in this folder or its subfolders, found none",
+    }.items():
+        with pytest.raises(SourceError, match=re.escape(f"{tmp_path}: {message}")):
+            scan(tmp_path, kind)

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command import called
 from conversions import rejects
 from folders import hashes
 from numpy.typing import NDArray
-from pictures import encode, random_picture
+from pictures import encode, random_jpeg, random_picture
 from PIL import Image
 
 from shardio.conversion.convert import convert
@@ -268,3 +269,22 @@ def test_plan_counts_masks_and_refuses_what_convert_would(tmp_path: Path) -> Non
     assert found.refused in ({}, {"incomplete": 1})
     plain = estimate(src, size=16, workers=1, seconds=0.05)
     assert found.nbytes == plain.nbytes + 4096 * 2 + 4 * 6 + 6 * 16 * 16
+
+
+def test_pascal_voc_has_a_list_for_each_split_and_masks_in_another_folder(tmp_path: Path) -> None:
+    """The command of docs/guide/sources.md."""
+    words: list[object] = ["--masks", tmp_path / "SegmentationClass", "--size", 32, "--workers", 1]
+    for i in range(8):
+        height, width = 40 + 7 * i, 90 - 5 * i
+        put(tmp_path / "photos" / f"{i}.jpg", random_jpeg(i, height, width))
+        put(tmp_path / "SegmentationClass" / f"{i}.png", encode(np.full((height, width), i, np.uint8), "PNG"))
+    for split, listed in (("train", range(6)), ("val", range(6, 8))):
+        put(tmp_path / f"{split}.txt", "".join(f"{i}\n" for i in listed).encode())
+        words += ["--table", f"{split}={tmp_path}/{split}.txt"]
+    called("convert", tmp_path / "photos", tmp_path / "out", *words)
+    for split, listed in (("train", range(6)), ("val", range(6, 8))):
+        shards = open_shards(tmp_path / "out", split)
+        numbers = [int(key.removesuffix(b".jpg")) for key in shards.index["key"].tolist()]
+        assert sorted(numbers) == list(listed)
+        for number, sample in zip(numbers, shards, strict=True):
+            assert (sample.label, np.unique(sample.arrays["mask"]).tolist()) == (None, [number])

@@ -115,8 +115,7 @@ def test_folders_may_be_nested_deeper_than_functions_can_call_each_other(src: Pa
 # --- what cannot be read ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
-@pytest.mark.parametrize("call", ["open", "fstat"])
+@pytest.mark.parametrize(("code", "call"), [(errno.EACCES, "open"), (errno.EIO, "fstat")])
 def test_an_image_that_cannot_be_read_is_refused_and_all_others_are_taken(
     src: Path, out: Path, code: int, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

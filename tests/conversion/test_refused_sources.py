@@ -81,15 +81,11 @@ def class_tar(*files: tuple[str, bytes]) -> Files:
 
 
 TREES: dict[str, Refusal] = {
-    "one class": (".", images("a/1.jpg", "a/2.jpg"), "at least two classes, found only 'a'"),
-    "others beside splits": (".", images("Train/a/1.jpg", "Train/b/2.jpg", "x/3.jpg", "4.jpg"), "'x' .2 in all"),
     "an unknown class": (
         ".",
         images("train/a/1", "train/a/1.png", "val/a/2.png", "val/new/3.png"),
         "/val/new: .*'new'",
     ),
-    "two words for a split": (".", images("val/a/1.jpg", "validation/a/2.jpg"), "'val' and 'validation'"),
-    "an empty class": (".", images("a/1.jpg", "b/", "c/2.jpg", "d/.x", "d/Thumbs.db"), "2 .*: 'b', 'd'. .*omit"),
     "no image": (".", images("a/.b/1.jpg", ".a/1.jpg", "c/d/", x=b""), "found none"),
     "nothing": (".", {"train/a/": b""}, "found none"),
     "no such folder": ("gone", {}, "gone: expected a folder of images, found nothing"),

@@ -108,12 +108,12 @@ def test_the_split_0_is_the_same_in_json_lines_as_in_a_csv(folder: Path) -> None
     assert list(found.splits) == ["0", "1"]
 
 
-@pytest.mark.parametrize("name", [b"\xff\xfe.jpg", "été.jpg".encode(), b"a;b.jpg", b"a\\b.jpg", b"#1.jpg", b"~.jpg"])
-def test_odd_names_are_kept_byte_for_byte(name: bytes, tmp_path: Path) -> None:
-    put(tmp_path, name)
-    found = listed(tmp_path, name + b" 0\n")
-    assert rows(found) == [(name, 0)]
-    assert found.origin.read(found.splits["train"][0]) == b"x"
+def test_odd_names_are_kept_byte_for_byte(tmp_path: Path) -> None:
+    names = [b"\xff\xfe.jpg", "été.jpg".encode(), b"a;b.jpg", b"a\\b.jpg", b"#1.jpg", b"~.jpg"]
+    put(tmp_path, *names)
+    found = listed(tmp_path, b"".join(name + b" 0\n" for name in names))
+    assert rows(found) == [(name, 0) for name in names]
+    assert {found.origin.read(source) for source in found.splits["train"]} == {b"x"}
 
 
 def test_keys_are_relative_to_the_list_wherever_paths_begin(folder: Path) -> None:
@@ -300,6 +300,9 @@ def test_a_table_of_each_split_may_leave_out_the_folder_of_the_split(tmp_path: P
         "val": [(b"val/1.jpg", 1)],
         "test": [(b"test/1.jpg", None)],
     }
+    (tmp_path / "train.csv").write_text("path,label\n1.jpg,x\ntest/1.jpg,y\n")
+    with pytest.raises(SourceError, match=r"(?s)train\.csv.*line 3: expected an image .* no split without a table"):
+        read(tmp_path / "src", ConvertOptions(table=tables))
 
 
 def test_a_table_without_labels_adds_to_the_images_of_class_folders(tmp_path: Path) -> None:

@@ -39,9 +39,8 @@ def padded(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("seed", range(4))
-def test_members_are_those_that_tarfile_finds(kind: str, seed: int) -> None:
-    rng = np.random.default_rng(seed)
+def test_members_are_those_that_tarfile_finds(kind: str) -> None:
+    rng = np.random.default_rng(0)
     longest = 250 if kind == "ustar" else 3000
     files = []
     for i in range(60):
@@ -61,10 +60,10 @@ def test_members_are_those_that_tarfile_finds(kind: str, seed: int) -> None:
     assert [data[m.offset : m.offset + m.nbytes] for m in found] == [content for _, content in files]
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_names_that_are_not_ascii_are_kept_as_bytes(kind: str) -> None:
+def test_names_that_are_not_ascii_are_kept_as_bytes() -> None:
     name = "n01/été 日本.JPEG"
-    assert [member.name for member in walk(tar_of([(name, b"x")], FORMATS[kind]))] == [name.encode()]
+    for kind in FORMATS.values():
+        assert [member.name for member in walk(tar_of([(name, b"x")], kind))] == [name.encode()]
 
 
 def test_folders_are_passed_over_and_dots_and_slashes_in_names_folded() -> None:
@@ -113,21 +112,19 @@ SOUND_NBYTES = 2 * 512 + 2 * 1024
 """The size up to the end mark."""
 
 
-@pytest.mark.parametrize(
-    "nbytes", [0, 1, 511, 512, 1000, 1211, 1212, 1536, 2000, 2048, SOUND_NBYTES, SOUND_NBYTES + 37]
-)
-def test_an_archive_that_was_cut_short_is_refused_wherever_it_was_cut(nbytes: int) -> None:
-    assert "truncated" in refused(SOUND[:nbytes])
+def test_an_archive_that_was_cut_short_is_refused_wherever_it_was_cut() -> None:
+    for nbytes in (0, 1, 511, 512, 1000, 1211, 1212, 1536, 2000, 2048, SOUND_NBYTES, SOUND_NBYTES + 37):
+        assert "truncated" in refused(SOUND[:nbytes])
 
 
 @pytest.mark.parametrize("place", [0, 99, 124, 135, 148, 156, 257, 400])
-@pytest.mark.parametrize("start", [0, 1536])
-def test_a_damaged_header_is_no_end_of_the_archive(start: int, place: int) -> None:
-    data = bytearray(SOUND)
-    data[start + place] ^= 0x41
-    message = refused(bytes(data))
-    assert message.startswith(f"x.tar: expected the header of a member at byte {start:,}, found ")
-    assert ("it is not a tar" if start == 0 else "damage") in message
+def test_a_damaged_header_is_no_end_of_the_archive(place: int) -> None:
+    for start, found in ((0, "it is not a tar"), (1536, "damage")):
+        data = bytearray(SOUND)
+        data[start + place] ^= 0x41
+        message = refused(bytes(data))
+        assert message.startswith(f"x.tar: expected the header of a member at byte {start:,}, found ")
+        assert found in message
 
 
 @pytest.mark.parametrize(
@@ -169,25 +166,16 @@ def test_a_member_beyond_the_end_of_the_file_is_named() -> None:
         assert "at byte 512, found the end of the tar at byte 2,048: it is truncated" in message
 
 
-@pytest.mark.parametrize("size", [b"-0000000001\0", b"0000000000x\0", b"0x000000001\0", b"\xff" * 12, b"1_000000000\0"])
-@pytest.mark.parametrize("kind", [b"0", b"x", b"L"])
-def test_a_size_that_is_no_number_is_refused(size: bytes, kind: bytes) -> None:
-    refused(header(b"a", size=size, kind=kind) + header(b"b") + END)
+def test_a_size_that_is_no_number_is_refused() -> None:
+    for size in (b"-0000000001\0", b"0000000000x\0", b"0x000000001\0", b"\xff" * 12, b"1_000000000\0"):
+        for kind in (b"0", b"x", b"L"):
+            refused(header(b"a", size=size, kind=kind) + header(b"b") + END)
 
 
-@pytest.mark.parametrize(
-    "records",
-    [
-        b"x",
-        b"9 path=a\n"[:-1] + b"x",
-        b"0 path=a\n",
-        b"99 path=a\n",
-        b"-1 path=a\n",
-        b"6 path=a\n",
-        b"8 pathxa\n",
-        b"10 size=-1\n",
-    ],
-)
+RECORDS = (b"x", b"9 path=ax", *(b"%d path=a\n" % length for length in (0, 99, -1, 6)), b"8 pathxa\n", b"10 size=-1\n")
+
+
+@pytest.mark.parametrize("records", RECORDS)
 def test_damaged_extended_headers_are_refused(records: bytes) -> None:
     refused(header(b"p", len(records), b"x") + padded(records) + header(b"a") + END)
 
@@ -250,11 +238,10 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_damage_never_raises_anything_but_a_source_error(seed: int) -> None:
-    rng = np.random.default_rng(seed)
+def test_damage_never_raises_anything_but_a_source_error() -> None:
+    rng = np.random.default_rng(0)
     sound = tar_of([("n" * 300, b"x" * 700), ("é.jpg", b"y" * 10), ("b", b"z" * 2000)], FORMATS["pax"])
-    for _ in range(300):
+    for _ in range(600):
         data = bytearray(sound)
         for _ in range(int(rng.integers(1, 4))):
             start = 512 * int(rng.integers(len(sound) // 512))

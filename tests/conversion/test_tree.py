@@ -31,7 +31,7 @@ def image_folder(root: bytes) -> tuple[list[bytes], list[tuple[bytes, int]]]:
 # --- labels and order -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_classes_labels_and_order_are_those_of_image_folder(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
 
@@ -74,20 +74,13 @@ def test_a_source_is_named_or_begins_as_an_image_and_other_files_are_counted(tmp
     assert tree.ignored == {"not an image": 4}
 
 
-@pytest.mark.parametrize("given", ["images", "images/", "./images", "x/../images", "images//."])
-def test_keys_are_relative_to_the_root_however_it_is_written(
-    tmp_path: Path, given: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(tmp_path, "images/a/b/1.jpg", "x/")
-    monkeypatch.chdir(tmp_path)
-    assert keys(scan(Path(given), "tree", labels="folders"))["train"] == [b"a/b/1.jpg"]
-
-
-def test_a_root_that_is_a_link_or_no_utf8_is_read_as_any_other(tmp_path: Path) -> None:
-    root = tmp_path / os.fsdecode(b"\xff images")
-    put(root, "a/1.jpg")
+def test_keys_are_relative_to_the_root_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = os.fsdecode(b"\xff images")
+    put(tmp_path, f"{root}/a/b/1.jpg", "x/")
     (tmp_path / "link").symlink_to(root)
-    assert keys(scan_tree(root))["train"] == keys(scan_tree(tmp_path / "link"))["train"] == [b"a/1.jpg"]
+    monkeypatch.chdir(tmp_path)
+    for given in (root, f"{root}/", f"./{root}", f"x/../{root}", f"{root}//.", tmp_path / root, "link"):
+        assert keys(scan(given, "tree", labels="folders"))["train"] == [b"a/b/1.jpg"]
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
@@ -219,9 +212,7 @@ def test_folders_named_like_splits_without_classes_are_classes_if_that_is_said(t
 
 def test_a_folder_without_class_folders_cannot_have_labels(tmp_path: Path) -> None:
     put(tmp_path, "1.jpg", "2.jpg")
-    with pytest.raises(
-        SourceError, match=r"expected class folders with images, found images alone: pass `--labels none`"
-    ):
+    with pytest.raises(SourceError, match=r"expected class folders .* found images alone: pass `--labels none`"):
         scan_tree(tmp_path, "folders")
 
 

@@ -274,8 +274,9 @@ def test_the_first_folder_of_all_samples_tells_the_split_if_no_tar_does(tmp_path
     ]
 
 
-@pytest.mark.parametrize("prefix", ["", "{class}/", "{split}/{class}/"])
-@pytest.mark.parametrize("in_name", [True, False])
+@pytest.mark.parametrize(
+    ("prefix", "in_name"), [("", True), ("{class}/", False), ("{split}/{class}/", True), ("{split}/{class}/", False)]
+)
 def test_names_with_and_without_the_folders_of_a_tree_give_the_keys_of_the_tree(
     prefix: str, in_name: bool, tmp_path: Path
 ) -> None:

@@ -44,8 +44,7 @@ _VAL_IMAGE = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG")
 def list_ilsvrc(src: Path) -> Listing:
     """Returns the images of the original archives in the folder `src`, or of the archive `src`.
 
-    The devkit is read from the same folder. Validation images need it for their labels. For training images it is
-    optional, and gives readable names of classes. Raises SourceError if a file or an image is missing or invalid.
+    The devkit in the same folder has the labels of validation images. For training images it is optional.
     """
     ignored: list[str] = []
     if src.is_dir():
@@ -166,9 +165,8 @@ def _read_devkit(folder: Path) -> _Devkit | None:
             }
     except (DecodeError, OSError, EOFError, zlib.error) as error:
         raise SourceError(f"{path}: cannot read {' and '.join(wanted)} in the devkit: {error}") from None
-    for name in wanted:
-        if name not in files:
-            raise SourceError(f"{path}: the devkit has no {name}: download the devkit again")
+    if missing := [name for name in wanted if name not in files]:
+        raise SourceError(f"{path}: the devkit has no {missing[0]}: download the devkit again")
     leaves, words = _read_synsets(path, files[_SYNSETS_NAME])
     return _Devkit(path, words, tuple(_read_truth(path, files[_TRUTH_NAME], leaves)))
 
@@ -242,9 +240,8 @@ def images_folder(src: Path) -> Path | None:
 def list_kaggle(src: Path) -> Listing:
     """Returns the images of Kaggle's layout. `src` is the folder that holds ILSVRC, or a folder below, down to CLS-LOC.
 
-    The LOC_ files may be in any of these folders. Keys are paths in a tree of class folders, also for validation
-    images. The images in test, which have no labels, are ignored. An image that only LOC_val_solution.csv lists becomes
-    a source that the conversion refuses.
+    The LOC_ files may be in any of these folders. The images in test, which have no labels, are ignored. An image that
+    only LOC_val_solution.csv lists becomes a source that the conversion refuses.
     """
     if (images := images_folder(src)) is None:
         raise SourceError(f"{src}: expected the folder {'/'.join(_IMAGES)} in it, found none")
@@ -270,10 +267,7 @@ def list_kaggle(src: Path) -> Listing:
 
 
 def _solved(images: Path, files: dict[bytes, Found]) -> list[Found]:
-    """Returns the images of a val without class folders, with their labels from LOC_val_solution.csv, sorted by key.
-
-    `files` has the images by their names without suffix.
-    """
+    """Returns the images of a val without class folders, `files` by name without suffix, with labels, sorted by key."""
     if (path := _find(images, _SOLUTION_NAME)) is None:
         raise SourceError(
             f"{images / 'val'}: expected {_SOLUTION_NAME}, which has the labels, next to ILSVRC, found no such file"

@@ -49,9 +49,12 @@ class _Rows(Listing):
         return None
 
     def refuse_repeat(self, one: Found, first: Found) -> None:
-        row, other = one.where, first.where
-        file = "" if other.table is row.table else f" of {other.table.path.name}"
-        row.refuse(f"a path that is not in {row.table.faults.word} {other.line}{file} already", row.path)
+        row, other = one.where or first.where, first.where
+        expected = "an image that is in no split without a table"
+        if one.where and other:
+            file = "" if other.table is row.table else f" of {other.table.path.name}"
+            expected = f"a path that is not in {row.table.faults.word} {other.line}{file} already"
+        row.refuse(expected, row.path)
 
     def check(self) -> None:
         for content in self.tables:
@@ -228,10 +231,7 @@ def _nowhere(table: Table, folder: Path, paths: Sequence[str]) -> SourceError:
 
 
 def _listing(collection: Collection, contents: Sequence[Contents], listed: Sequence[tuple[str, Found]]) -> Listing:
-    """Returns the Listing of `listed` rows of tables, with their splits, and of the images of `collection`.
-
-    If the tables have labels, `listed` get the tables' labels and classes.
-    """
+    """Returns the Listing of `listed` rows, with the tables' labels if there are any, and images of `collection`."""
     found: dict[str, list[Found]] = {split: [] for split in in_split_order(split for split, _ in listed)}
     classes: tuple[str, ...] | None = collection.classes
     names = dict(zip(collection.classes, collection.class_names, strict=False))
@@ -302,10 +302,9 @@ def _vectors(rows: Iterable[Row]) -> list[tuple[float, ...] | None]:
 
 
 def _column(name: str, number: int, rows: Sequence[Row]) -> NDArray[np.int64] | NDArray[np.float64]:
-    """Returns the numbers of a table's column in `rows`, int64 or float64 (rows,).
+    """Returns the numbers of a table's column in `rows`: int64, or float64 with NaN for empty cells.
 
-    A column of only integers becomes int64. Any other column becomes float64, and its empty cells NaN. Raises
-    SourceError, with the row's line, for a cell that is not a number, or an integer that the dtype cannot hold exactly.
+    Raises SourceError for a cell that is not a number, or an integer that the dtype cannot hold exactly.
     """
 
     def wrong(row: Row, error: object) -> SourceError:

@@ -82,17 +82,11 @@ class Listing:
         self._faults = Faults(self.src, "image")
 
     def key(self, split: str, one: Found, name: str, again: bool) -> bytes:
-        """Returns the key of an image of the class `name`, which is "" for an image without a class.
-
-        With `again`, may return another key, because the keys without `again` were not distinct.
-        """
+        """Returns the key of an image of the class `name`, or "" without a class. `again`: see `may_rename`."""
         return one.key
 
     def refuse(self, one: Found, expected: str, found: object) -> Fault | None:
-        """Returns a Fault for the image, or None after noting an error for `check`.
-
-        With a Fault, the conversion refuses only this image. `check` raises all noted errors, so nothing is converted.
-        """
+        """Returns a Fault, which refuses only this image; or notes an error, which `check` raises."""
         self._faults.add(repr(os.fsdecode(one.key)), expected, found)
         return None
 
@@ -105,8 +99,7 @@ class Listing:
     def collect(self, labels: Labels | None = None, empty_classes: EmptyClasses = "keep") -> Collection:
         """Returns the collection, with its splits ordered, labels numbered and keys checked.
 
-        With `labels` "none", sources have no labels. With None, raises SourceError for `doubts`. Also raises it for
-        invalid labels, repeated keys, splits without images, and classes without images if `empty_classes` is "refuse".
+        With `labels` "none", sources have no labels. With None, raises SourceError for `doubts`.
         """
         named = by_split(self.src, self.found)
         splits = {split: named[split] for split in (named if self.keeps_order else in_split_order(named))}

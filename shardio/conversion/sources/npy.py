@@ -193,10 +193,7 @@ class RowsOrigin(Origin):
         return _check_values(np.frombuffer(data, header.dtype).reshape(row.shape))
 
     def _blocks(self, name: str, start: int = 0, nbytes: int = _BLOCK_NBYTES) -> Iterator[bytes]:
-        """Yields the uncompressed NPY file of an archive's array, from byte `start` on, in blocks of `nbytes` bytes.
-
-        At the end of the file, raises SourceError if the archive's checksum does not match.
-        """
+        """Yields the NPY file of an archive's array, from byte `start` on. Its end raises SourceError for damage."""
         with (
             naming(self.path),
             refusing(self.path),
@@ -250,10 +247,7 @@ class RowsOrigin(Origin):
 
 
 def _check_rows(where: object, header: ArrayHeader, nbytes: int) -> RowType:
-    """Returns the dtype and shape of an array's rows. Raises SourceError if the rows cannot be samples.
-
-    `nbytes` is the size of the array's NPY file. Error messages begin with `where`.
-    """
+    """Returns the type of an array's rows, or raises SourceError. `nbytes` is the size of the array's NPY file."""
     if not header.shape:
         raise SourceError(f"{where}: expected an array whose first axis is the samples, found a single value")
     try:
@@ -342,10 +336,7 @@ def _list_rows(src: Path, members: dict[str, _Member], kind: str) -> Listing:
 
 
 def _hash(origin: RowsOrigin, count: int) -> str:
-    """Returns a sha256 that identifies the content of the arrays, in hexadecimal: keys are only numbers.
-
-    It covers the checksums in an archive, or a few rows of an NPY file.
-    """
+    """Returns a sha256 (hex) of the checksums in an archive, or of a few rows of an NPY file."""
     sha256 = hashlib.sha256()
     for name, member in origin.members.items():
         sha256.update(f"{name}\0{member.row}\0{member.header.shape[0]}\0{member.crc32}\0".encode())

@@ -40,10 +40,9 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 def is_parquet(src: Path) -> bool:
-    """Whether SRC is a parquet file, or a folder of parquet files.
+    """Whether SRC is a parquet file, or a folder of parquet files, which may be in data/ or in folders of splits.
 
-    The files may be in the folder itself, in data/, or in a folder with the name of a split. Parquet files next to
-    folders do not count, because they describe the content of the folders.
+    Parquet files next to folders do not count, because they describe the content of the folders.
     """
     if src.is_file():
         return src.name.endswith(_SUFFIX)
@@ -66,10 +65,8 @@ def _holds_files(folder: Path) -> bool:
 def list_parquet(src: Path, *, unlabeled: bool = False) -> Listing:
     """Returns the images of a parquet file, or of all parquet files in or below a folder, without reading an image.
 
-    - Images are binary values, or structs with `bytes` and perhaps `path`. Labels are integers. A row whose label is
-      null or -1 has no label, and is left out.
+    - Images are binary values, or structs with `bytes` and perhaps `path`. A row whose label is null or -1 is left out.
     - Classes come from the ClassLabel in the files' Hugging Face metadata. Without metadata, classes are numbers.
-    - The split is the word before "-00000-of-" in a file's name, or the name of a file or folder that names a split.
     - A key is [SPLIT/]CLASS/NAME. NAME comes from the struct's path. If there is no path, or another image of the class
       has the same name, NAME is the number of the row in its split.
     """
@@ -202,10 +199,7 @@ def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]], unla
 
 
 def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
-    """Returns the features of the columns from the metadata that Hugging Face `datasets` writes; {} if there are none.
-
-    Example: {"label": {"names": [...], "_type": "ClassLabel"}}.
-    """
+    """Returns the features that Hugging Face `datasets` writes: {"label": {"names": [...], "_type": "ClassLabel"}}."""
     if b"huggingface" not in metadata:
         return {}
     try:
@@ -267,10 +261,7 @@ def _choose(
 
 
 def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]:
-    """Returns the classes that the metadata of the files name; () if they name no classes.
-
-    Raises SourceError if the files differ in classes or columns, or if a label is out of range.
-    """
+    """Returns the classes that the metadata of the files name, or (), after checking columns and labels."""
     (first, table), *others = tables.items()
     for name, other in others:
         if bool(other.label) != bool(table.label):

@@ -167,10 +167,7 @@ def _existing(table: Table, names: Sequence[str], name: str) -> int:
 
 
 def _column(table: Table, names: Sequence[str], what: str, given: str, known: tuple[str, ...]) -> int | None:
-    """Returns the index of the column `given`, or, if that is "", of the column with a name in `known`; or None.
-
-    Raises SourceError if there is no column `given`, or if several columns have a known name.
-    """
+    """Returns the index of the column `given`, or, if that is "", of the column with a name in `known`; or None."""
     if given:
         return _existing(table, names, given)
     lower = [name.strip().lower() for name in names]
@@ -205,10 +202,7 @@ def _label_columns(table: Table, names: Sequence[str], path: int, split: int | N
 
 
 class Faults:
-    """Collects the errors in a file or a folder; `check` raises them as one SourceError.
-
-    `word` is the noun for the parts that have errors, such as "line" or "image".
-    """
+    """Collects the errors in a file or a folder; `word` is a noun for the parts, such as "line" or "image"."""
 
     def __init__(self, path: str | Path, word: str) -> None:
         self.path = path
@@ -240,7 +234,7 @@ def read_rows(path: Path, known: tuple[str, ...]) -> tuple[list[str], Rows, Faul
     """Returns (the names of a table's columns, an iterator over its rows, the errors in the rows that it has read).
 
     A text file is CSV or TSV if its suffix says so, or if a column in its first line has a name in `known`; otherwise
-    it is a list of lines. Raises SourceError for a file that cannot be read or is not a table.
+    it is a list of lines.
     """
     if not path.is_file():
         raise SourceError(f"{path}: expected a table, found {'no regular file' if path.exists() else 'nothing'}")
