@@ -16,13 +16,10 @@ from shardio.format.layout import (
     index_dtype,
     index_header,
     index_name,
-    index_nbytes,
     is_safe_name,
     key_field_nbytes,
-    sample_nbytes,
     shard_header,
     shard_name,
-    shard_nbytes,
 )
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
@@ -88,38 +85,6 @@ def test_every_header_is_one_page(num_samples: int, shape: tuple[int, int, int])
     assert len(shard_header(num_samples, shape)) == 4096
     for key_nbytes in (4, 12, 65532):
         assert len(index_header(num_samples, key_nbytes)) == 4096
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 1), (7, 11, 3), (32, 32, 3), (2, 1, 4)])
-@pytest.mark.parametrize("num_samples", [1, 2, 9, 10, 101])
-def test_numpy_maps_shards_as_they_are(tmp_path: Path, num_samples: int, shape: tuple[int, int, int]) -> None:
-    pixels = np.random.default_rng(num_samples).integers(0, 256, (num_samples, *shape), dtype=np.uint8)
-    path = tmp_path / "shard.npy"
-    path.write_bytes(shard_header(num_samples, shape) + pixels.tobytes())
-    assert path.stat().st_size == shard_nbytes(num_samples, shape) == 4096 + num_samples * sample_nbytes(shape)
-    mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-    assert mapped.dtype == np.uint8
-    assert mapped.flags.c_contiguous
-    assert mapped.offset == 4096
-    np.testing.assert_array_equal(mapped, pixels, strict=True)
-
-
-@pytest.mark.parametrize("key_nbytes", [4, 12, 20, 252, 4092])
-@pytest.mark.parametrize("num_samples", [1, 3, 1000])
-def test_numpy_maps_indexes_as_they_are(tmp_path: Path, num_samples: int, key_nbytes: int) -> None:
-    rng = np.random.default_rng(key_nbytes)
-    rows = np.zeros(num_samples, index_dtype(key_nbytes))
-    rows["label"] = rng.integers(-(1 << 63), (1 << 63) - 1, num_samples)
-    rows["key"] = [bytes(rng.integers(1, 256, key_nbytes, dtype=np.uint8)) for _ in range(num_samples)]
-    for name in ("source_width", "source_height", "crc32"):
-        rows[name] = rng.integers(0, 1 << 32, num_samples)
-    path = tmp_path / "index.npy"
-    path.write_bytes(index_header(num_samples, key_nbytes) + rows.tobytes())
-    assert path.stat().st_size == index_nbytes(num_samples, key_nbytes)
-    mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-    assert mapped.dtype == rows.dtype
-    assert mapped.dtype.names == ("label", "key", "source_width", "source_height", "crc32")
-    np.testing.assert_array_equal(mapped, rows)
 
 
 # --- index rows ------------------------------------------------------------------------------------------------------

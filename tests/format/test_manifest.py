@@ -13,6 +13,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -157,16 +158,6 @@ def test_keys_that_would_say_nothing_are_left_out() -> None:
         assert sealed_refused(("splits", "train", "squashed"), wrong).startswith("splits.train.squashed: ")
 
 
-def test_the_digest_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Manifest] = []
-    content = Manifest._content
-    monkeypatch.setattr(Manifest, "_content", lambda self: (calls.append(self), content(self))[1])
-    manifest = small_manifest()
-    digests = {manifest.digest for _ in range(10)}
-    assert digests == {replace(manifest).digest}
-    assert len(calls) == 2
-
-
 @pytest.mark.parametrize(("num_classes", "num_shards"), [(3, 1), (1000, 2), (10, 3000), (2000, 1000)])
 def test_the_size_of_a_manifest_is_foreseen_and_not_more_than_a_fifth_too_large(
     num_classes: int, num_shards: int, monkeypatch: pytest.MonkeyPatch
@@ -215,36 +206,35 @@ _RECORDS: list[JsonPath] = [
 _OPTIONAL = {"class_names", "rejects", "squashed", "orders", "order", "arrays"}
 
 
-@pytest.mark.parametrize("path", _RECORDS, ids=lambda path: ".".join(map(str, path)) or "top")
-def test_every_key_is_needed(path: JsonPath) -> None:
-    for key in set(at(document(), path)) - _OPTIONAL:
+def test_every_key_is_needed() -> None:
+    for path in _RECORDS:
+        for key in set(at(document(), path)) - _OPTIONAL:
+            changed = document()
+            del at(changed, path)[key]
+            message = refused(dump(changed if path == () else seal(changed)))
+            assert key in message, message
+            # The name and the version of the format are looked at before anything else.
+            assert "without" in message or key in ("format", "format_version"), message
+
+
+def test_no_other_key_is_taken() -> None:
+    for path, key in product(_RECORDS, ("extra", "", "File", "sha256 ", "__class__", "\ud800")):
         changed = document()
-        del at(changed, path)[key]
-        message = refused(dump(changed if path == () else seal(changed)))
+        at(changed, path)[key] = "x"
+        message = refused(dump(seal(changed)))
+        assert "with the unknown" in message, message
+        assert repr(key) in message, message
+
+
+def test_repeated_keys_are_refused_by_name() -> None:
+    for path in (*_RECORDS, ("splits",), ("provenance",)):
+        inner = json.dumps(at(document(), path))
+        assert inner in json.dumps(document())
+        key = sorted(at(document(), path))[-1]
+        repeated = "{" + f"{json.dumps(key)}: 0, " + inner[1:]
+        message = refused(json.dumps(document()).replace(inner, repeated, 1).encode())
+        assert "distinct keys" in message, message
         assert key in message, message
-        # The name and the version of the format are looked at before anything else.
-        assert "without" in message or key in ("format", "format_version"), message
-
-
-@pytest.mark.parametrize("path", _RECORDS, ids=lambda path: ".".join(map(str, path)) or "top")
-@pytest.mark.parametrize("key", ["extra", "", "File", "sha256 ", "__class__", "\ud800"])
-def test_no_other_key_is_taken(path: JsonPath, key: str) -> None:
-    changed = document()
-    at(changed, path)[key] = "x"
-    message = refused(dump(seal(changed)))
-    assert "with the unknown" in message, message
-    assert repr(key) in message, message
-
-
-@pytest.mark.parametrize("path", [*_RECORDS, ("splits",), ("provenance",)], ids=lambda path: ".".join(map(str, path)))
-def test_repeated_keys_are_refused_by_name(path: JsonPath) -> None:
-    inner = json.dumps(at(document(), path))
-    assert inner in json.dumps(document())
-    key = sorted(at(document(), path))[-1]
-    repeated = "{" + f"{json.dumps(key)}: 0, " + inner[1:]
-    message = refused(json.dumps(document()).replace(inner, repeated, 1).encode())
-    assert "distinct keys" in message, message
-    assert key in message, message
 
 
 # --- types -----------------------------------------------------------------------------------------------------------
@@ -303,9 +293,8 @@ def test_every_field_is_among_the_typed_places() -> None:
     assert untyped == {(), ("digest",)}
 
 
-@pytest.mark.parametrize(("path", "wrong"), _typed_places(), ids=[name_of(path) for path, _ in _typed_places()])
-def test_wrong_values_are_refused_by_field(path: JsonPath, wrong: list[object]) -> None:
-    for value in wrong:
+def test_wrong_values_are_refused_by_field() -> None:
+    for path, value in [(place, value) for place, wrong in _typed_places() for value in wrong]:
         message = sealed_refused(path, copy.deepcopy(value))
         field = "sample_shape" if path[0] == "sample_shape" else name_of(path)
         field = name_of(path[:-1]) if path[-1] in ("kind", "dtype", "shape") else field
@@ -314,38 +303,33 @@ def test_wrong_values_are_refused_by_field(path: JsonPath, wrong: list[object]) 
         assert found[:70] in message, f"{value!r}: {message}"
 
 
-@pytest.fixture(scope="module")
-def schema() -> Any:
-    jsonschema = pytest.importorskip("jsonschema")
-    found = json.loads((ROOT / "docs" / "manifest.schema.json").read_bytes())
-    jsonschema.Draft202012Validator.check_schema(found)
-    return jsonschema.Draft202012Validator(found)
-
-
-def test_the_schema_accepts_valid_manifests(schema: Any) -> None:
-    golden = [json.loads(path.read_bytes()) for path in DATA.glob("golden*/manifest.json")]
-    assert len(golden) == 3
-    for manifest in (*golden, document(), json.loads(small_manifest().dumps())):
-        assert [error.message for error in schema.iter_errors(manifest)] == []
-
-
 # To a schema, 1.0 is an integer. It sees neither products nor that two lists have one length.
 _UNSEEN = {repr(value) for value in (1.0, [1.0], [65536] * 8, ["crane"], ["a", "b", "c"])}
 
 
-@pytest.mark.parametrize(("path", "wrong"), _typed_places(), ids=[name_of(path) for path, _ in _typed_places()])
-def test_the_schema_refuses_wrong_values(path: JsonPath, wrong: list[object], schema: Any) -> None:
-    for value in (value for value in wrong if repr(value) not in _UNSEEN):
-        changed = document()
-        put(changed, path, value)
-        assert not schema.is_valid(changed), value
+def test_the_schema_accepts_valid_manifests_and_refuses_wrong_values() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    found = json.loads((ROOT / "docs" / "manifest.schema.json").read_bytes())
+    jsonschema.Draft202012Validator.check_schema(found)
+    schema = jsonschema.Draft202012Validator(found)
+    golden = [json.loads(path.read_bytes()) for path in DATA.glob("golden*/manifest.json")]
+    assert len(golden) == 3
+    for manifest in (*golden, document(), json.loads(small_manifest().dumps())):
+        assert [error.message for error in schema.iter_errors(manifest)] == []
+    seen = set[object]()
+    for path, wrong in _typed_places():
+        for value in wrong[:2] if path[-1] in seen else wrong:  # a field has one definition, in whatever file's entry
+            changed = document()
+            put(changed, path, value)
+            assert repr(value) in _UNSEEN or not schema.is_valid(changed), (path, value)
+        seen.add(path[-1])
 
 
-@pytest.mark.parametrize("value", [None, True, 1, "", "0" * 64, "A" * 64, [], {}, ["x"]])
-def test_a_wrong_digest_is_refused(value: object) -> None:
-    message = refused(dump({**document(), "digest": value}))
-    assert message.startswith(f"digest: expected {DIGEST}"), message
-    assert repr(value) in message
+def test_a_wrong_digest_is_refused() -> None:
+    for value in (None, True, 1, "", "0" * 64, "A" * 64, [], {}, ["x"]):
+        message = refused(dump({**document(), "digest": value}))
+        assert message.startswith(f"digest: expected {DIGEST}"), message
+        assert repr(value) in message
 
 
 def test_bad_split_names_are_refused() -> None:
@@ -438,9 +422,8 @@ def test_other_pixels_are_refused_by_name(value: object) -> None:
 # --- bytes that are no manifest --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_other_bytes_are_refused() -> None:
+    for data in (
         b"",
         b" \n",
         b"{",
@@ -466,11 +449,8 @@ def test_other_pixels_are_refused_by_name(value: object) -> None:
         b'{"format": "shardio", "format_version": 1e999}',
         b'{"format": "shardio", "format_version": -0.0}',
         b'{"format": "' + b"x" * 1_000_000 + b'"}',
-    ],
-    ids=lambda data: repr(data[:24]),
-)
-def test_other_bytes_are_refused(data: bytes) -> None:
-    refused(data)
+    ):
+        refused(data)
 
 
 _BEYOND = {
@@ -490,26 +470,22 @@ _BEYOND = {
 }
 
 
-@pytest.mark.parametrize(("value", "expected"), _BEYOND.items(), ids=lambda text: text[:20])
-def test_a_provenance_that_could_not_be_written_or_shown_again_is_refused(value: str, expected: str) -> None:
-    changed = document()
-    changed["provenance"] = "HERE"
-    assert expected in refused(dump(changed).replace(b'"HERE"', f'{{"x": {value}}}'.encode()))
+def test_a_provenance_that_could_not_be_written_or_shown_again_is_refused() -> None:
+    for value, expected in _BEYOND.items():
+        changed = document()
+        changed["provenance"] = "HERE"
+        assert expected in refused(dump(changed).replace(b'"HERE"', f'{{"x": {value}}}'.encode()))
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_a_provenance_that_is_taken_comes_back_from_what_is_written_of_it() -> None:
+    for value in (
         *("1e308", "-0.0", "1e-999", "1" * 4300, "-" + "1" * 4299, '"\\udc80\\udcff"', '"\\ud83d\\ude00"', '"\\u0000"'),
         *("[" * 99 + "]" * 99, '{"x":' * 99 + "0" + "}" * 99),
-    ],
-    ids=lambda text: text[:20],
-)
-def test_a_provenance_that_is_taken_comes_back_from_what_is_written_of_it(value: str) -> None:
-    changed = document()
-    changed["provenance"] = "HERE"
-    manifest = parse_manifest(dump(changed).replace(b'"HERE"', f'{{"x": {value}}}'.encode()))
-    assert parse_manifest(manifest.dumps()) == manifest
+    ):
+        changed = document()
+        changed["provenance"] = "HERE"
+        manifest = parse_manifest(dump(changed).replace(b'"HERE"', f'{{"x": {value}}}'.encode()))
+        assert parse_manifest(manifest.dumps()) == manifest, value
 
 
 @pytest.mark.parametrize(
@@ -555,7 +531,7 @@ def test_no_depth_of_nesting_gets_through_or_breaks_anything() -> None:
         changed = document()
         put(changed, path, "HERE")
         before, after = dump(changed).split(b'"HERE"')
-        for depth in [*range(1, 20), *range(850, 1010)]:
+        for depth in (1, 2, 18, 19, *range(900, 1010, 2)):
             # Another test checks the length of messages.
             refused(before + b"[" * depth + b"]" * depth + after, most_characters=10_000)
     # The provenance may hold anything, as deep as the parser takes it: the digest does not depend on it.
@@ -575,9 +551,9 @@ def test_no_depth_of_nesting_gets_through_or_breaks_anything() -> None:
     assert taken == 19
 
 
-@pytest.mark.parametrize("path", [path for path in paths(document()) if path], ids=name_of)
-def test_messages_stay_short_whatever_was_found(path: JsonPath) -> None:
-    for value in ("x" * 10_000, ["x" * 10_000] * 2, [1] * 10_000, {"x" * 10_000: 0}, int("1" * 4000)):
+def test_messages_stay_short_whatever_was_found() -> None:
+    values = ("x" * 10_000, ["x" * 10_000] * 2, {"x" * 10_000: 0}, int("1" * 4000))
+    for path, value in product([path for path in paths(document()) if path], values):
         changed = document()
         put(changed, path, value)
         try:  # some values are any text

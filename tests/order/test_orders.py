@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import tracemalloc
@@ -35,7 +34,7 @@ from shardio.order.orders import (
 )
 from shardio.order.permutation import Permutation
 
-SMALL = list(product(range(1, 41), range(1, 10), range(1, 6)))
+SMALL = list(product((*range(1, 17), 24, 31, 40), (1, 2, 3, 5, 9), (1, 2, 3, 5)))
 """(num_samples, block_size, window_blocks)."""
 LARGE = [2**62, 2**62 - 1, 2**62 - 63, 2**61 + 1]
 
@@ -155,36 +154,18 @@ def test_every_small_block_order_is_its_definition_with_lists() -> None:
 
 
 @pytest.mark.parametrize("n", [*LARGE, 10**10, 1281167, 1000, 10])
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        (1, 1),
-        (1, 128),
-        (1, 2**62),
-        (64, 1),
-        (64, 128),
-        (64, 2**62),
-        (3, 2**70),
-        (2**31 + 1, 2**30),
-        (2**61 + 1, 1),
-        (2**61 + 1, 2),
-        (2**62 - 1, 1),
-        (2**62 - 1, 2),
-        (2**62, 1),
-        (2**70, 2**70),
-    ],
-)
-def test_block_orders_are_their_definition_in_plain_integers(n: int, sizes: tuple[int, int]) -> None:
-    if sizes[0] >= n:
-        expected = [plain_permute(position, n, window_keys(5, 6, 0)) for position in (0, n // 2, n - 1)]
-        assert BlockOrder(n, 5, BlockShuffle(*sizes))(6, np.array([0, n // 2, n - 1])).tolist() == expected
-        return
-    rng = np.random.default_rng(5)
-    positions = [0, 1, n // 3, n // 2, n - 2, n - 1, *rng.integers(0, n, 10).tolist()]
-    expected = [plain_block_sample(n, 5, 6, *sizes, position) for position in positions]
-    order = BlockOrder(n, 5, BlockShuffle(*sizes))
-    assert order(6, np.array(positions)).tolist() == expected
-    assert [order(6, np.array([position])).item() for position in positions] == expected
+def test_block_orders_are_their_definition_in_plain_integers(n: int) -> None:
+    sizes = [(1, 1), (1, 128), (1, 2**62), (64, 1), (64, 128), (64, 2**62), (3, 2**70), (2**31 + 1, 2**30)]
+    sizes += [(2**61 + 1, 1), (2**61 + 1, 2), (2**62 - 1, 1), (2**62 - 1, 2), (2**62, 1), (2**70, 2**70)]
+    for block_size, window_blocks in sizes:
+        positions = [0, 1, n // 3, n // 2, n - 2, n - 1, *np.random.default_rng(5).integers(0, n, 10).tolist()]
+        if block_size >= n:
+            expected = [plain_permute(position, n, window_keys(5, 6, 0)) for position in positions]
+        else:
+            expected = [plain_block_sample(n, 5, 6, block_size, window_blocks, position) for position in positions]
+        order = BlockOrder(n, 5, BlockShuffle(block_size, window_blocks))
+        assert order(6, np.array(positions)).tolist() == expected, order
+        assert [order(6, np.array([position])).item() for position in positions] == expected, order
 
 
 @pytest.mark.parametrize(
@@ -202,13 +183,11 @@ def test_the_edges_of_the_short_block_are_its_definition(n: int, block_size: int
         )
 
 
-@pytest.mark.parametrize("key", GOLDEN_BLOCKS)
-def test_the_block_order_is_what_it_has_always_been(key: tuple[int, int, int, int, int]) -> None:
-    n, seed, epoch, block_size, window_blocks = key
-    first, last = GOLDEN_BLOCKS[key]
-    order = BlockOrder(n, seed, BlockShuffle(block_size, window_blocks))
-    assert order(epoch, np.arange(len(first))).tolist() == first
-    assert order(epoch, np.arange(n - len(last), n)).tolist() == last
+def test_the_block_order_is_what_it_has_always_been() -> None:
+    for (n, seed, epoch, block_size, window_blocks), (first, last) in GOLDEN_BLOCKS.items():
+        order = BlockOrder(n, seed, BlockShuffle(block_size, window_blocks))
+        assert order(epoch, np.arange(len(first))).tolist() == first
+        assert order(epoch, np.arange(n - len(last), n)).tolist() == last
 
 
 @pytest.mark.parametrize(
@@ -268,27 +247,18 @@ def test_positions_give_the_same_in_any_company(order: Order) -> None:
         ]
         for positions in chosen:
             assert np.array_equal(order(epoch, positions), expected[positions]), (epoch, positions)
-    alone = [order(1, np.array([position])).item() for position in range(0, 1000, 3)]
-    assert alone == whole(order, 1)[::3].tolist()
-
-
-@each_order
-def test_no_positions_give_no_samples(order: Order) -> None:
+    alone = [order(1, np.array([position])).item() for position in range(0, 1000, 9)]
+    assert alone == whole(order, 1)[::9].tolist()
     found = order(0, np.array([], np.int64))
-    assert found.dtype == np.int64
-    assert found.shape == (0,)
+    assert (found.dtype, found.shape) == (np.int64, (0,))
 
 
 @each_order
-@pytest.mark.parametrize("position", [-1, 1000, 1001, -(2**63), 2**63 - 1])
-def test_positions_outside_of_the_epoch_are_refused(order: Order, position: int) -> None:
-    for positions in ([position], [3, position, 4]):
-        with pytest.raises(ValueError, match=r"positions must be from 0 to 999; found"):
-            order(0, np.array(positions))
-
-
-@each_order
-def test_positions_are_only_read(order: Order) -> None:
+def test_positions_are_only_read_and_refused_outside_of_the_epoch(order: Order) -> None:
+    for position in (-1, 1000, 1001, -(2**63), 2**63 - 1):
+        for positions in ([position], [3, position, 4]):
+            with pytest.raises(ValueError, match=r"positions must be from 0 to 999; found"):
+                order(0, np.array(positions))
     positions = np.arange(1000)[::-1]
     positions.flags.writeable = False
     expected = whole(order, 4)[::-1]
@@ -296,40 +266,6 @@ def test_positions_are_only_read(order: Order) -> None:
     assert found.dtype == np.int64
     assert np.array_equal(found, expected)
     assert positions.tolist() == list(range(999, -1, -1))
-
-
-@each_order
-def test_an_order_cannot_be_changed(order: Order) -> None:
-    for field in dataclasses.fields(order):  # type: ignore[arg-type]
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(order, field.name, 1)
-
-
-@each_order
-def test_seeds_and_epochs_of_64_bits_matter_in_all_bits(order: Order) -> None:
-    epochs = [0, *(1 << bit for bit in range(64)), 2**64 - 1]
-    orders = {order(epoch, np.arange(1000)).tobytes() for epoch in epochs}
-    assert len(orders) == (1 if isinstance(order, StoredOrder) else len(epochs))
-
-
-@pytest.mark.parametrize("options", [{"shuffle": True}, {"shuffle": "block"}, {"weights": np.ones(1000)}], ids=str)
-def test_every_seed_has_an_order_of_its_own(options: dict[str, Any]) -> None:
-    seeds = [0, *(1 << bit for bit in range(64)), 2**64 - 1]
-    orders = [make_order(1000, seed=seed, **options)(0, np.arange(1000)) for seed in seeds]
-    assert len({order.tobytes() for order in orders}) == len(seeds)
-    # They are as different as two shuffles: they have about one position in common.
-    assert max(int((one == other).sum()) for one, other in combinations(orders, 2)) < 12
-
-
-# Blocks and windows look random.
-
-
-def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Returns a z-score. Cells that expect nothing must have nothing."""
-    assert not counts[expected == 0].any()
-    counts, expected = counts[expected > 0], expected[expected > 0]
-    degrees = len(counts) - 1
-    return float((((counts - expected) ** 2 / expected).sum() - degrees) / math.sqrt(2 * degrees))
 
 
 # Weighted draws.
@@ -378,14 +314,12 @@ def test_draws_are_their_definition_with_lists() -> None:
 
 
 @pytest.mark.parametrize("largest", [1 - 2.0**-53, 0.0, 0.5, 2.0**-53])
-@pytest.mark.parametrize("name", AWKWARD)
-def test_no_number_below_one_draws_past_the_samples(name: str, largest: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = AWKWARD[name]
-    order = WeightedDraws(np.asarray(weights), 0, 3)
+def test_no_number_below_one_draws_past_the_samples(largest: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shardio.order.orders, "uniform", lambda key, counters: np.full(len(counters), largest))
-    found = order(0, np.arange(3)).tolist()
-    assert max(found) < len(weights)
-    assert all(weights[sample] > 0 for sample in found)
+    for name, weights in AWKWARD.items():
+        found = WeightedDraws(np.asarray(weights), 0, 3)(0, np.arange(3)).tolist()
+        assert max(found) < len(weights), name
+        assert all(weights[sample] > 0 for sample in found), name
 
 
 def test_no_random_total_lets_the_largest_number_past_the_last_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,38 +328,6 @@ def test_no_random_total_lets_the_largest_number_past_the_last_sample(monkeypatc
     for _ in range(2000):
         weights = np.append(rng.random(int(rng.integers(1, 20))) * 2.0 ** int(rng.integers(-1000, 1000)), [0, 0])
         assert 0 <= WeightedDraws(weights, 0, 1)(0, np.array([0])).item() < len(weights) - 2, weights.tolist()
-
-
-@pytest.mark.parametrize("shape", ["even", "random", "steep", "with zeros", "two", "one heavy"])
-def test_samples_are_drawn_as_often_as_they_weigh(shape: str) -> None:
-    n, draws = 200, 200_000
-    position = np.arange(n)
-    weights = {
-        "even": np.ones(n),
-        "random": np.random.default_rng(13).random(n) + 0.05,
-        "steep": 0.97**position,
-        "with zeros": np.where(position % 3 == 1, position + 20.0, 0),
-        "two": np.array([3.0, 1.0]),
-        "one heavy": np.append(np.ones(n - 1), n - 1.0),
-    }[shape]
-    share = weights / weights.sum()
-    for seed in range(3):
-        order = WeightedDraws(np.asarray(weights), seed, draws)
-        counts = np.bincount(whole(order, seed + 2), minlength=len(weights))
-        score = chi_square(counts, share * draws)
-        assert abs(score) < 6, f"seed {seed}: {score}"
-        # Weights that are a twentieth off would have been found out.
-        wrong = share * np.where(np.arange(len(weights)) % 2, 1.05, 0.95)
-        score = chi_square(counts, wrong / wrong.sum() * draws)
-        assert score > 6, f"seed {seed}: {score}"
-
-
-@pytest.mark.parametrize("exponent", [-1074, -1073, -1000, -1, 0, 1, 1000, 1020])
-def test_only_ratios_of_weights_matter(exponent: int) -> None:
-    draws = 100_000
-    weights = np.array([1.0, 2, 3, 4, 0, 5, 7, 8])  # from subnormal numbers to a sum that is infinite
-    found = WeightedDraws(np.asarray(weights * 2.0**exponent), 0, draws)(0, np.arange(draws))
-    assert np.array_equal(found, WeightedDraws(np.asarray(weights), 0, draws)(0, np.arange(draws)))
 
 
 @pytest.mark.parametrize("num_draws", [1, 3, 10, 11, 1000])
@@ -456,13 +358,11 @@ def test_weights_of_any_kind_draw_the_same() -> None:
     assert len({json.dumps(order.describe()) for order in orders}) == 1
 
 
-@pytest.mark.parametrize("key", GOLDEN_DRAWS)
-def test_the_draws_are_what_they_have_always_been(key: tuple[int, int, int, int]) -> None:
-    size, seed, epoch, num_draws = key
-    first, last = GOLDEN_DRAWS[key]
-    order = WeightedDraws(np.arange(size) % 7, seed, num_draws)
-    assert order(epoch, np.arange(len(first))).tolist() == first
-    assert order(epoch, np.arange(num_draws - len(last), num_draws)).tolist() == last
+def test_the_draws_are_what_they_have_always_been() -> None:
+    for (size, seed, epoch, num_draws), (first, last) in GOLDEN_DRAWS.items():
+        order = WeightedDraws(np.arange(size) % 7, seed, num_draws)
+        assert order(epoch, np.arange(len(first))).tolist() == first
+        assert order(epoch, np.arange(num_draws - len(last), num_draws)).tolist() == last
 
 
 # Options of a user.
@@ -610,29 +510,22 @@ DIFFERENT: list[tuple[int, dict[str, Any]]] = [
 ]
 
 
-def test_orders_that_differ_in_anything_have_different_descriptions() -> None:
+def test_descriptions_are_equal_only_for_equal_orders() -> None:
     descriptions = [json.dumps(make_order(size, **options).describe(), sort_keys=True) for size, options in DIFFERENT]
     for (one, first), (other, second) in combinations(zip(DIFFERENT, descriptions, strict=True), 2):
         assert first != second, (one, other)
+    for size, options in DIFFERENT:
+        order, same = (make_order(size, **options) for _ in range(2))
+        description = order.describe()
+        assert description == same.describe() == json.loads(json.dumps(description))
+        assert np.array_equal(whole(order, 3), whole(same, 3))
+        assert description["num_samples"] == order.num_samples
+        description["num_samples"] = -1  # the caller's own
+        assert order.describe() == same.describe()
 
 
-@pytest.mark.parametrize(("size", "options"), DIFFERENT, ids=str)
-def test_equal_orders_have_equal_descriptions_in_json(size: int, options: dict[str, Any]) -> None:
-    one, other = (make_order(size, **options) for _ in range(2))
-    description = one.describe()
-    assert description == other.describe() == json.loads(json.dumps(description))
-    assert np.array_equal(whole(one, 3), whole(other, 3))
-    assert description["num_samples"] == one.num_samples
-    description["num_samples"] = -1  # the caller's own
-    assert one.describe() == other.describe()
-
-
-def test_a_description_does_not_depend_on_the_split_behind_a_subset() -> None:
-    # The order is the same, as long as all its indices are there.
+def test_what_does_not_change_the_order_is_not_described() -> None:
     assert make_order(10, indices=[1, 2]).describe() == make_order(11, indices=[1, 2]).describe()
-
-
-def test_a_seed_that_no_number_comes_from_is_not_described() -> None:
     assert make_order(10, shuffle=False, seed=1).describe() == make_order(10, shuffle=False, seed=2).describe()
 
 

@@ -22,7 +22,7 @@ def all_batches(sampler: Sampler) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_ranks_partition_every_small_epoch(name: str) -> None:
-    for num_samples in range(1, 13):
+    for num_samples in (1, 2, 5, 8, 12):
         order = ORDERS[name](num_samples, num_samples)
         for world_size, batch_size, tail in product(range(1, 5), range(1, 5), TAILS):
             check_epoch(order, batch_size, world_size, tail)
@@ -56,7 +56,7 @@ def test_a_rank_that_reads_beside_its_part_would_be_noticed(shift: int, monkeypa
         check_epoch(GlobalShuffle(20, 0), 4, 2, "drop")
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 1000, 1 << 15, (1 << 15) + 1])
+@pytest.mark.parametrize("batch_size", [7, 1000, 1 << 15, (1 << 15) + 1])
 @pytest.mark.parametrize("tail", TAILS)
 def test_chunks_of_work_do_not_show_in_the_batches(tail: Tail, batch_size: int) -> None:
     num_samples = 2 * shardio.order.sampler._CHUNK + 5001
@@ -73,7 +73,7 @@ def test_chunks_of_work_do_not_show_in_the_batches(tail: Tail, batch_size: int) 
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize("tail", TAILS)
 def test_every_small_epoch_goes_on_from_any_step_exactly(tail: Tail, name: str) -> None:
-    for num_samples, world_size, batch_size in product((1, 2, 7, 12, 24), (1, 2, 3), (1, 2, 5)):
+    for num_samples, world_size, batch_size in product((1, 7, 24), (1, 2, 3), (1, 2, 5)):
         sampler = Sampler(ORDERS[name](num_samples, 0), batch_size, world_size - 1, world_size, tail)
         batches = [batch.tolist() for batch in all_batches(sampler)]
         for step in range(num_samples // sampler.global_batch_size + 1):
@@ -90,7 +90,7 @@ def global_batches(sampler: Sampler) -> list[list[int]]:
 @pytest.mark.parametrize("name", ORDERS)
 def test_every_small_epoch_goes_on_from_every_step_with_every_other_split(name: str) -> None:
     splits = list(product((1, 2, 3), (1, 2, 3)))
-    for num_samples in range(1, 13):
+    for num_samples in (1, 2, 7, 12):
         source = ORDERS[name](num_samples, 0)
         order = source(EPOCH, np.arange(num_samples)).tolist()
         rests = {
@@ -112,18 +112,6 @@ def test_a_rest_that_fills_no_batch_is_dropped_or_padded_as_the_tail_says() -> N
     assert replace(rest, tail="short").num_batches == 2
     whole = GlobalShuffle(10, 0)(EPOCH, np.arange(10)).tolist()
     assert global_batches(replace(rest, tail="pad")) == [whole[3:7], [*whole[7:], whole[0]]]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_large_epochs_go_on_from_any_step_exactly(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    source = GlobalShuffle(int(rng.integers(70_000, 200_000)), seed)
-    sampler = Sampler(source, int(rng.integers(1, 300)), tail="short")
-    batches = all_batches(sampler)
-    for step in rng.integers(0, len(batches), 5).tolist():
-        rest = all_batches(replace(sampler, start=step * sampler.batch_size))
-        assert len(rest) == len(batches) - step, (seed, step)
-        assert np.array_equal(np.concatenate(rest), np.concatenate(batches[step:])), (seed, step)
 
 
 def test_more_ranks_than_samples_get_empty_batches_with_short_and_repeats_with_pad() -> None:
