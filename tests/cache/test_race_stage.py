@@ -14,9 +14,9 @@ from places import CHAOS
 
 
 def test_processes_that_stage_and_evict_at_once_make_one_copy_and_lose_none(tmp_path: Path) -> None:
-    words = ("--rounds", "8", "--processes", "12", "--seed", "1", "--folder", tmp_path)
+    words = ("--rounds", "6", "--processes", "10", "--seed", "1", "--folder", tmp_path)
     printed = printed_by(CHAOS / "race_stage.py", *words)
-    assert printed.endswith("\n8 rounds of staging, 8 of eviction, 0 violations\n")
+    assert printed.endswith("\n6 rounds of staging, 6 of eviction, 0 violations\n")
     counts = {
         word: int(number)
         for number, word in re.findall(r"(\d+) (files copied|processes served|killed|copies evicted)", printed)
@@ -61,7 +61,7 @@ NAMED_TOO_EARLY = "partial_copy._part_of = lambda folder, entry: folder / entry.
         (EVICTION_WITHOUT_LOCKS, "a process ended with"),
         (LOCKS_OF_FILES_THAT_ARE_GONE, "a process ended with"),
         (TWO_WHO_FILL, "the copy was completed|a process ended with"),
-        (NAMED_TOO_EARLY, "the copy has other bytes than the source"),
+        (NAMED_TOO_EARLY, "the copy has other bytes than the source|files that were there were copied again"),
         ("filling.remove_parts = lambda folder: None", "left after the next start: .*blocks"),
         ("folder._remove_trash = lambda path: None", "left when all could be evicted: .*evicted"),
         ("leases.CopyPaths.remove_locks = lambda self: None", "left when all could be evicted: .*lock"),

@@ -4,35 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from command import printed_by, run_python, shardio
+from deadlines import until
 from folders import contents
 from places import CHAOS
+from torch.distributed import TCPStore
 
+from shardio.cache import stage as staging
 from shardio.cache.folder import Cache
 from shardio.cache.meeting import GroupBrokenError, Meeting, rendezvous_of
-from shardio.cache.partial_copy import MISSING, THERE, PartialCopy, blocks_of
+from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy, blocks_of
 from shardio.cache.stage import stage
-from shardio.cache.together import SlowNodes, joined, plan_window
+from shardio.cache.together import SlowNodes, Together, joined, plan_window
 from shardio.errors import LaunchError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
+from shardio.sets.storage import FolderStorage
 from shardio.system.opening import FolderHandle
 
 FILES = [FileEntry(name, 1000, "0" * 64) for name in "ab"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pipe_of_torch() -> None:
+    """The first store of a process opens a pipe, which stays."""
+    TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------------
@@ -160,50 +171,59 @@ def test_a_rendezvous_that_is_none_is_refused(text: str | None, environ: dict[st
 
 # --- copying ---------------------------------------------------------------------------------------------------------
 
-NODE = """
-import json, os, sys
-from shardio.cache import meeting, partial_copy, together
-from shardio.cache import stage as staging
-from shardio.cache.meeting import Meeting, rendezvous_of
-from shardio.sets.storage import FolderStorage
-partial_copy._LEAST_NBYTES, partial_copy._PLAIN_NBYTES = 1, 512
-together._FIRST_NBYTES, together.MOST_NBYTES = 1000, 3000
-meeting.SILENT_SECONDS, meeting.MEET_SECONDS, meeting.REGROUP_SECONDS = 10.0, 20.0, 2.0
-read = [0]
-class Counting(FolderStorage):
-    def read_into(self, entry, offset, buffer):
-        super().read_into(entry, offset, buffer)
-        read[0] += len(buffer)
-staging.open_storage = Counting
-src, cache = sys.argv[1:3]
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-report = staging.stage(src, cache, together=Meeting.at(rendezvous_of(None), rank, size), on_message=print)
-print(json.dumps([read[0], report.num_copied]))
-"""
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Copies a set to caches together: each node is a thread. Of `size` ranks, those without a cache do not come.
+
+    Returns the bytes that each node has read from the source, and the files that it has copied; or its LaunchError.
+    """
+    for name, value in (
+        *(("partial_copy._LEAST_NBYTES", 1), ("partial_copy._PLAIN_NBYTES", 512)),
+        *(("together._FIRST_NBYTES", 1000), ("together.MOST_NBYTES", 3000)),
+        *(("meeting.SILENT_SECONDS", 10.0), ("meeting.MEET_SECONDS", 10.0), ("meeting.REGROUP_SECONDS", 2.0)),
+    ):
+        monkeypatch.setattr(f"shardio.cache.{name}", value)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    reads: dict[int, list[int]] = {}
+
+    class Counting(FolderStorage):
+        def __init__(self, folder: Path) -> None:
+            super().__init__(folder)
+            self.reads = reads[threading.get_ident()] = []
+
+        def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+            super().read_into(entry, offset, buffer)
+            self.reads.append(len(buffer))
+
+    monkeypatch.setattr(staging, "open_storage", Counting)
+
+    def run(sources: Path | Sequence[Path], caches: Sequence[Path], size: int = 0) -> list[list[int] | str]:
+        place = ("127.0.0.1", free_port())
+
+        def node(rank: int) -> list[int] | str:
+            meeting = Meeting.at(place, rank, size or len(caches))
+            src = sources if isinstance(sources, Path) else sources[rank]
+            try:
+                report = stage(src, caches[rank], together=meeting)
+            except LaunchError as error:
+                return str(error)
+            return [sum(reads[threading.get_ident()]), report.num_copied]
+
+        with ThreadPoolExecutor(len(caches)) as pool:
+            return list(pool.map(node, range(len(caches))))
+
+    return run
 
 
-def run_ranks(code: str, words: Sequence[Sequence[Path]], size: int = 0) -> list[subprocess.CompletedProcess[str]]:
-    """Runs `code` at each rank, with its words. Without the words of some of `size` ranks, these do not come."""
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size or len(words))}
-    environ["GLOO_SOCKET_IFNAME"] = "lo"
-    with ThreadPoolExecutor(len(words)) as pool:
-        return list(
-            pool.map(lambda rank: run_python("-c", code, *words[rank], RANK=str(rank), **environ), range(len(words)))
-        )
-
-
-def copy_together(src: Path, caches: list[Path], code: str = NODE, size: int = 0) -> list[list[int]]:
-    """Returns the bytes that each node has read from the source, and the files that it has copied."""
-    results = run_ranks(code, [(src, cache) for cache in caches], size)
-    assert all(result.returncode == 0 for result in results), results
-    return [json.loads(result.stdout.splitlines()[-1]) for result in results]
+        return int(probe.getsockname()[1])
 
 
 def test_nodes_read_the_source_once_and_have_the_copy_that_stage_makes(
-    make_set: Callable[..., Path], tmp_path: Path
+    make_set: Callable[..., Path], tmp_path: Path, nodes: Callable[..., list[Any]]
 ) -> None:
     src = make_set(95)
     manifest = load_manifest(src)
@@ -213,22 +233,19 @@ def test_nodes_read_the_source_once_and_have_the_copy_that_stage_makes(
     kept = sum(path.stat().st_size for path in part.glob("train-0000[0-5].npy"))
     for name in ("manifest.json", "train-index.npy", *(f"train-0000{number}.npy" for number in range(6, 10))):
         (part / name).unlink()
-    read = copy_together(src, caches[1:])
     # Not even what only one of them had.
-    assert sum(nbytes for nbytes, _ in read) == manifest.nbytes - kept
+    assert sum(nbytes for nbytes, _ in nodes(src, caches[1:])) == manifest.nbytes - kept
     for cache in caches:
         assert contents(cache / manifest.digest) == contents(src)
     (part / "manifest.json").unlink()
     (part / "train-00003.npy").unlink()
-    assert copy_together(src, caches) == [[0, 0], [0, 1], [0, 0]]
+    assert nodes(src, caches) == [[0, 0], [0, 1], [0, 0]]
     assert contents(part) == contents(src)
 
 
 def test_blocks_of_a_file_that_others_lack_are_passed_on_after_the_file_is_finished(
-    make_set: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_set: Callable[..., Path], tmp_path: Path, nodes: Callable[..., list[Any]]
 ) -> None:
-    monkeypatch.setattr("shardio.cache.partial_copy._LEAST_NBYTES", 1)
-    monkeypatch.setattr("shardio.cache.partial_copy._PLAIN_NBYTES", 512)
     src, caches = make_set(95), [tmp_path / f"node-{number}" for number in range(3)]
     manifest = load_manifest(src)
     there = 0
@@ -241,51 +258,53 @@ def test_blocks_of_a_file_that_others_lack_are_passed_on_after_the_file_is_finis
                 if int(entry.file[-6]) % 3 == number:
                     copy.write(entry, start, memoryview((src / entry.file).read_bytes())[start:])
                     there += entry.nbytes - start
-    assert sum(nbytes for nbytes, _ in copy_together(src, caches)) == manifest.nbytes - there
+    assert sum(nbytes for nbytes, _ in nodes(src, caches)) == manifest.nbytes - there
     for cache in caches:
         assert contents(cache / manifest.digest) == contents(src)
 
 
-def test_the_nodes_that_come_copy_without_the_one_that_does_not(make_set: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_nodes_that_come_copy_without_the_one_that_does_not(
+    make_set: Callable[..., Path],
+    tmp_path: Path,
+    nodes: Callable[..., list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shardio.cache.meeting.MEET_SECONDS", 2.0)
     src = make_set(45)
-    code = NODE.replace("= 10.0, 20.0, 2.0", "= 10.0, 8.0, 2.0")
-    assert code != NODE
-    read = copy_together(src, [tmp_path / "node-0", tmp_path / "node-1"], code, size=3)
+    read = nodes(src, [tmp_path / "node-0", tmp_path / "node-1"], size=3)
     assert sum(nbytes for nbytes, _ in read) == load_manifest(src).nbytes
 
 
-FETCHING = """
-import threading
-run = together.Together.run
-def fetching(self):
-    entry = next(entry for entry in self.files if entry.file == "train-00001.npy")
-    start, stop = (self.partial.blocks[entry].start(block) for block in (1, 2))
-    self.partial.mark(entry, partial_copy.COMING, start, stop)
-    block = memoryview(open(f"{src}/{entry.file}", "rb").read()[start:stop])
-    threading.Timer(0.5, self.partial.write, (entry, start, block)).start()
-    run(self)
-if rank == 0:
-    together.Together.run = fetching
-report ="""
-
-
 def test_a_block_that_a_node_is_fetching_for_a_batch_is_waited_for_and_not_read_again(
-    make_set: Callable[..., Path], tmp_path: Path
+    make_set: Callable[..., Path],
+    tmp_path: Path,
+    nodes: Callable[..., list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     src, caches = make_set(45), [tmp_path / "node-0", tmp_path / "node-1"]
-    read = copy_together(src, caches, NODE.replace("report =", FETCHING))
-    manifest = load_manifest(src)
-    assert sum(nbytes for nbytes, _ in read) < manifest.nbytes
+    manifest, run = load_manifest(src), Together.run
+    entry = manifest.splits["train"].shards[1]
+
+    def fetching(together: Together) -> None:
+        if together.group.rank == 0:
+            start, stop = (together.partial.blocks[entry].start(block) for block in (1, 2))
+            together.partial.mark(entry, COMING, start, stop)
+            block = memoryview((src / entry.file).read_bytes())[start:stop]
+            threading.Timer(0.5, together.partial.write, (entry, start, block)).start()
+        run(together)
+
+    monkeypatch.setattr(Together, "run", fetching)
+    assert sum(nbytes for nbytes, _ in nodes(src, caches)) < manifest.nbytes
     for cache in caches:
         assert contents(cache / manifest.digest) == contents(src)
 
 
-def test_ranks_that_want_different_sets_all_get_an_error(make_set: Callable[..., Path], tmp_path: Path) -> None:
-    words = [(make_set(20), tmp_path / "node-0"), (make_set(30), tmp_path / "node-1")]
-    # The store ends with the process of rank 0, which waits until rank 1 has looked.
-    for result in run_ranks(NODE.replace("report =", "meeting._POLL_SECONDS = (0.01, 2.0)[rank]\nreport ="), words):
-        assert result.returncode == 1
-        assert re.search(r"LaunchError: .* set .*rank 1", result.stderr)
+def test_ranks_that_want_different_sets_all_get_an_error(
+    make_set: Callable[..., Path], tmp_path: Path, nodes: Callable[..., list[Any]]
+) -> None:
+    found = nodes([make_set(20), make_set(30)], [tmp_path / "node-0", tmp_path / "node-1"])
+    assert all(re.search("set .*rank 1", error) for error in found), found
+    assert not [path for path in tmp_path.glob("node-*/*") if path.is_dir()]
 
 
 class Gone:
@@ -306,24 +325,27 @@ def test_a_node_goes_on_alone_if_rank_0_ends_before_they_have_agreed_and_a_loade
         meeting.agree({}, needs_all=True)
 
 
-def test_a_store_whose_process_is_stopped_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_whose_process_is_stopped_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = """
-import sys
+import os, sys, time
 from torch.distributed import TCPStore
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-sys.stdin.read()
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(f"{os.getpid()} {store.port}")
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(60)
 """
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as host:
-        assert host.stdout is not None
-        met = Meeting.at(("127.0.0.1", int(host.stdout.readline())), 1, 2)
-        host.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run_python, "-c", code, tmp_path / "host")
+        until((tmp_path / "host").exists)
+        pid, port = map(int, (tmp_path / "host").read_text().split())
+        met = Meeting.at(("127.0.0.1", port), 1, 2)
+        os.kill(pid, signal.SIGSTOP)
         monkeypatch.setattr("shardio.cache.meeting.MEET_SECONDS", 0.5)
         monkeypatch.setattr("shardio.cache.meeting.REGROUP_SECONDS", 0.1)
         with pytest.raises(GroupBrokenError, match="no answer"):
             met.agree({}, needs_all=False)
-        host.kill()
+        os.kill(pid, signal.SIGKILL)
     for thread in threading.enumerate():  # what was waiting gets an error now
         if thread.name == "shardio-meet":
             thread.join(30)
@@ -365,7 +387,15 @@ def test_two_nodes_publish_list_stage_train_and_evict_as_the_page_shows(
     caches = [tmp_path / f"node-{number}" for number in range(2)]
     assert shardio("stage", published, caches[0]).stdout == f"{caches[0] / digest}\n"
     lines = []
-    for result in run_ranks(JOB, [(published, caches[rank // 2]) for rank in range(4)]):
+    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "4"}
+    environ["GLOO_SOCKET_IFNAME"] = "lo"
+
+    def job(rank: int) -> subprocess.CompletedProcess[str]:
+        return run_python("-c", JOB, published, caches[rank // 2], RANK=str(rank), **environ)
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(job, range(4)))
+    for result in results:
         assert result.returncode == 0, result.stderr
         lines += map(json.loads, result.stdout.splitlines())
     shards = open_shards(published)

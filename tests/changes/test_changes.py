@@ -91,7 +91,7 @@ def left_beside(folder: Path) -> list[str]:
 
 
 def test_random_sequences_of_changes_equal_a_model_whatever_is_killed(tmp_path: Path) -> None:
-    printed = printed_by(CHAOS / "change_sets.py", "--sequences", "8", "--seed", "3", TMPDIR=str(tmp_path))
+    printed = printed_by(CHAOS / "change_sets.py", "--sequences", "5", "--seed", "3", TMPDIR=str(tmp_path))
     assert "violations=[]" in printed
     assert os.listdir(tmp_path) == []
 
@@ -141,7 +141,7 @@ for number, (name, call) in enumerate(calls.items()):
     expected = attack.hash_files(new)
     shutil.rmtree(new)
     count, seen = call_apart(call, folder, folder, None)[0], set()
-    for at in range(count - 1 - number, 0, -3):  # every third call of each, and so every call of what they share
+    for at in range(count - 1 - number, 0, -7):  # of what the three share, almost every second call
         shutil.rmtree(new, ignore_errors=True)
         _, aborted = call_apart(call, folder, folder, Fault(at, KINDS[at % len(KINDS)]))
         assert not aborted, (name, at, aborted)
