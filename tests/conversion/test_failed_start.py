@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import assert_one_clear_error, shardio
+from command import assert_one_clear_error, run_forked
 from conversions import run_on
 
 from shardio.conversion.convert import convert
@@ -174,5 +174,7 @@ def test_the_command_leaves_nothing_either(
     words: list[str], code: int, message: str, image_tree: Path, tmp_path: Path
 ) -> None:
     env = {**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "200ms"}
-    assert_one_clear_error(shardio("convert", image_tree, tmp_path / "out", *words, env=env), code, message)
+    assert_one_clear_error(
+        run_forked("shardio", "convert", image_tree, tmp_path / "out", *words, env=env), code, message
+    )
     assert os.listdir(tmp_path) == ["images"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import shardio
+from command import run_forked
 from conversions import rejects
 from folders import ODD_NAMES, hashes, put
 from pictures import random_jpeg
@@ -79,7 +79,7 @@ def test_commands_show_names_that_are_no_utf8_escaped_and_write_them_as_they_are
         put(Path(root), name, content=picture(1))
 
     def run(*words: str, encoding: str = "utf-8:strict") -> subprocess.CompletedProcess[str]:
-        return shardio(*words, env={**os.environ, "PYTHONIOENCODING": encoding})
+        return run_forked("shardio", *words, env={**os.environ, "PYTHONIOENCODING": encoding})
 
     done = run("convert", root, out, "--size", "8")
     assert (done.returncode, done.stderr) == (0, "")

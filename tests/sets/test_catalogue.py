@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command import assert_one_clear_error, shardio
+from command import assert_one_clear_error, run_forked, shardio
 from disks import failing
 from servers import ObjectStore
 
@@ -188,7 +188,7 @@ def test_a_root_that_may_only_be_read_is_listed(root: Path, monkeypatch: pytest.
 def test_list_prints_a_table(root: Path, tmp_path: Path) -> None:
     digest = load_manifest(root / "sound").digest
     env = {name: value for name, value in os.environ.items() if name != "SHARDIO_CACHE"}
-    result = shardio("list", cwd=root, env=env)
+    result = run_forked("shardio", "list", cwd=root, env=env)
     assert (result.returncode, result.stderr) == (0, "")
     header, *rows = result.stdout.splitlines()
     assert header.split() == ["name", "samples", "shape", "size", "digest", "state"]
@@ -203,7 +203,7 @@ def test_list_prints_a_table(root: Path, tmp_path: Path) -> None:
     assert shardio(*cached).stdout.splitlines()[5].endswith("published   no")
     stage(root / "sound", tmp_path / "cache")
     with Cache(tmp_path / "cache").lease(digest) as lease:
-        result = shardio("list", cwd=root, env={**env, "SHARDIO_CACHE": str(tmp_path / "cache")})
+        result = run_forked("shardio", "list", cwd=root, env={**env, "SHARDIO_CACHE": str(tmp_path / "cache")})
         assert result.stdout.splitlines()[5].endswith("published   yes, in use by 1")
     (lease.path / "manifest.json").unlink()
     assert shardio(*cached).stdout.splitlines()[5].endswith("published   unfinished")
@@ -237,12 +237,12 @@ def test_info_tells_of_a_set_that_a_url_names(root: Path, store: ObjectStore) ->
 
 def test_publish_sums_up_what_it_did(root: Path, tmp_path: Path, make_set: Callable[..., Path]) -> None:
     out, digest = make_set(25), load_manifest(root / "sound").digest
-    result = shardio("publish", out, root / "copied", umask=0o022)
+    result = run_forked("shardio", "publish", out, root / "copied", umask=0o022)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("copied 5 files, ")
     assert f"digest {digest[:16]}\n  published as {root / 'copied'}\n" in result.stdout
     assert_one_clear_error(shardio("publish", out, root / "copied"), 1, "expected nothing there, found something")
-    result = shardio("publish", out, root / "private", "--move", umask=0o077)
+    result = run_forked("shardio", "publish", out, root / "private", "--move", umask=0o077)
     assert result.stdout.startswith("moved 5 files, ")
     assert f"only its owner can read it, because of the umask: `chmod -R a+rX {root / 'private'}`" in result.stdout
     facts = json.loads(shardio("publish", root / "private", root / "again", "--json").stdout)

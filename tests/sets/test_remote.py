@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from command import shardio
+from command import run_forked
 from plain_sets import first_shard, read_range
 from servers import Fault, ObjectStore, SlowServer, cut, short, slow, status, whole
 
@@ -372,7 +372,7 @@ def test_a_set_on_a_hub_is_staged(out: Path, tmp_path: Path) -> None:
 
     with contextlib.closing(SlowServer(tmp_path, lambda path: answer)) as hub:
         env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-        result = shardio("stage", "hf://datasets/user/photos", tmp_path / "cache", env=env)
+        result = run_forked("shardio", "stage", "hf://datasets/user/photos", tmp_path / "cache", env=env)
     assert result.returncode == 0, result.stderr
     assert load_manifest(Path(result.stdout.strip())).digest == load_manifest(out).digest
 

@@ -1,7 +1,9 @@
-"""Commands in processes of their own, forked from one that has imported the slow modules and waits."""
+"""Commands in this process, and in processes forked from one that has imported the slow modules and waits."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import multiprocessing
 import os
 import runpy
@@ -11,7 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 from click.testing import CliRunner, Result
 from places import CHAOS, ROOT
@@ -20,8 +22,27 @@ from places import CHAOS, ROOT
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def shardio(*words: object, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    return run_forked("shardio", *map(str, words), **kwargs)
+def shardio(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a command in this process, as a process of its own would, with stdout and stderr that are no terminals."""
+    from shardio.cli import main
+    from shardio.measure import limits
+
+    command = ["shardio", *map(str, words)]
+    outputs = [io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True) for _ in range(2)]
+    with (
+        contextlib.redirect_stdout(outputs[0]),
+        contextlib.redirect_stderr(outputs[1]),
+        mock.patch.object(sys, "argv", command),
+        mock.patch.dict(os.environ),
+        mock.patch.object(limits, "BLOCK_NBYTES", 1 << 20),  # the first touch of the usual block takes seconds
+        contextlib.ExitStack() as stack,
+    ):
+        if cwd:
+            stack.callback(os.chdir, os.getcwd())
+            os.chdir(cwd)
+        code = main._run()
+    said = [output.buffer.getvalue().decode("utf-8", "surrogateescape") for output in outputs]  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(command, code, *said)
 
 
 def assert_one_clear_error(result: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
@@ -142,10 +163,6 @@ def _run(command: list[str], outputs: list[Path], cwd: str | Path, env: dict[str
     if command[0] == "shardio":
         from shardio.cli.main import main
 
-        if "bench" in command:
-            from shardio.measure import limits
-
-            limits.BLOCK_NBYTES = 1 << 20  # the first touch of the usual block takes longer than all else
         main()
     elif command[0] == "-c":
         sys.argv = [command[0], *command[2:]]
