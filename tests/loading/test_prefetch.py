@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from copiers import SECONDS, FakeCopier, finish_some
 from pictures import sample_images
 
 import shardio.loading.pipeline
@@ -28,6 +27,104 @@ from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors
 from shardio.loading.report import Counts
 from shardio.loading.ring import Ring, Slot, new_slot
 from shardio.reading.reader import Request
+
+NOT_COPIED = 0xAA
+SECONDS = 0.25
+
+
+def finish_some(seed: int) -> Callable[[FakeCopier], None]:
+    """Returns a function that finishes some copies of a copier, as time that passes would."""
+    rng = random.Random(seed)
+
+    def let_time_pass(copier: FakeCopier) -> None:
+        while copier.unfinished and rng.random() < 0.4:
+            copier.finish_oldest()
+
+    return let_time_pass
+
+
+class FakeTransfer:
+    """A copy that is made by `finish`, from what the slot holds at that time."""
+
+    def __init__(self, stream: FakeCopier, slot: Slot) -> None:
+        self.stream = stream
+        self.seconds = self.stall_seconds = 0.0
+        self.finished = False
+
+    def start(self, slot: Slot, size: int) -> None:
+        self.slot = slot
+        self.size = size
+        self.number = self.stream.note_start(self)
+        views = [np.empty_like(view[:size]) for view in slot.views]
+        for view in views:
+            view.view(np.uint8).fill(NOT_COPIED)
+        self.views = tuple(torch.from_numpy(view).permute(0, 3, 1, 2) for view in views)
+        more = {name: torch.from_numpy(np.zeros_like(array[:size])) for name, array in slot.more.items()}
+        images = self.views if len(views) > 1 else self.views[0]
+        self.tensors = Tensors(images, torch.full((size,), -1), torch.full((size,), -1), more)
+
+    def finish(self) -> None:
+        assert not self.finished
+        self.finished = True
+        self.seconds = SECONDS
+        for tensor, array in (
+            *((view.permute(0, 2, 3, 1), array) for view, array in zip(self.views, self.slot.views, strict=True)),
+            (self.tensors.labels, self.slot.labels),
+            (self.tensors.indices, self.slot.indices),
+            *((tensor, self.slot.more[name]) for name, tensor in self.tensors.more.items()),
+        ):
+            tensor.copy_(torch.from_numpy(array[: self.size]))
+
+    def done(self) -> bool:
+        self.stream.let_time_pass()
+        return self.finished
+
+    def wait(self) -> None:
+        self.stream.log.append(f"wait {self.number}")
+        while not self.finished:
+            self.stream.finish_oldest()
+
+    def hand_over(self) -> Tensors:
+        self.stream.log.append(f"hand over {self.number}")
+        return self.tensors
+
+
+class FakeCopier:
+    """One stream: its copies are made one after the other, in the order in which they were started."""
+
+    def __init__(self, let_time_pass: Callable[[FakeCopier], None] = lambda copier: None) -> None:
+        self.unfinished: deque[FakeTransfer] = deque()
+        self.started = 0
+        self.reserved: list[weakref.ref[FakeTransfer]] = []
+        self.most_unfinished = 0
+        self.log: list[str] = []
+        self._let_time_pass = let_time_pass
+
+    def new_slot(self, batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType]) -> Slot:
+        return new_slot(batch_size, sample_shape, more)
+
+    def reserve(self, slot: Slot) -> FakeTransfer:
+        transfer = FakeTransfer(self, slot)
+        self.reserved.append(weakref.ref(transfer))
+        return transfer
+
+    def note_start(self, transfer: FakeTransfer) -> int:
+        self.log.append(f"start {self.started}")
+        self.started += 1
+        self.unfinished.append(transfer)
+        self.most_unfinished = max(self.most_unfinished, len(self.unfinished))
+        return self.started - 1
+
+    def finish_oldest(self) -> None:
+        self.unfinished.popleft().finish()
+
+    def synchronize(self) -> None:
+        while self.unfinished:
+            self.finish_oldest()
+
+    def let_time_pass(self) -> None:
+        self._let_time_pass(self)
+
 
 SHAPE = (2, 3, 3)
 BATCH = 4

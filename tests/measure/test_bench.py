@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from copiers import FakeDevice
+from simulated_cuda import Simulation
 
 import shardio.measure.bench
 import shardio.measure.limits
@@ -227,25 +227,25 @@ def test_json_has_everything(path: Path) -> None:
         assert slowest <= speed["images_per_second"] <= fastest
 
 
-# On a double of a GPU.
-
-
-def test_a_gpu_has_the_limit_of_pinned_copies(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeDevice(monkeypatch)
-    result = quick(path, device="cuda")
+def test_a_gpu_has_the_limit_of_pinned_copies(path: Path) -> None:
+    with Simulation():
+        result = quick(path, device="cuda")
     assert [*result.limits][-1] == "pinned_copy"
-    assert (result.options["device"], result.machine["gpu"]) == ("cuda:0", "a double of cuda:0")
+    assert (result.options["device"], result.machine["gpu"]) == ("cuda:0", "a stand-in for CUDA")
 
 
 def test_the_clock_is_read_only_when_the_device_has_done_everything(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = FakeDevice(monkeypatch)
+    device = Simulation(haste=0.0)
     unmeasured = shardio.measure.bench._measure
     idle: list[bool] = []
 
+    def is_idle() -> bool:
+        return not any(stream.queue for stream in device.streams)
+
     def process_time() -> float:  # it is asked for around the measurement, and nowhere else
-        idle.append(device.idle())
+        idle.append(is_idle())
         return float(len(idle))
 
     clock = SimpleNamespace(perf_counter=shardio.measure.bench.time.perf_counter, process_time=process_time)
@@ -257,7 +257,7 @@ def test_the_clock_is_read_only_when_the_device_has_done_everything(
             stream = steps(seed)
             try:
                 for count in stream:
-                    busy.append(not device.idle())
+                    busy.append(not is_idle())
                     yield count
             finally:
                 stream.close()
@@ -265,7 +265,8 @@ def test_the_clock_is_read_only_when_the_device_has_done_everything(
         unmeasured(speed, watched, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(shardio.measure.bench, "_measure", measure)
-    report = quick(path, device="cuda:0")
+    with device:
+        report = quick(path, device="cuda:0")
     assert any(busy)  # or this test would prove nothing
     assert idle == [True] * 2 * (len(report.limits) + 1)
 

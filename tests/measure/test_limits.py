@@ -11,14 +11,15 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from copiers import FakeDevice
 from disks import raising
 from numpy.typing import NDArray
 from pictures import sample_pixels
+from simulated_cuda import Simulation
 
 from shardio.measure import limits
 from shardio.reading.shardset import ShardSet, open_shards
@@ -136,12 +137,15 @@ def test_why_there_are_no_direct_reads_is_said(make_set: Callable[..., Path], mo
     assert limits.why_no_direct_reads(shards) == "O_DIRECT does not work on this filesystem"
 
 
-def test_pinned_copies_are_of_whole_batches_in_turn_and_finished_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice(monkeypatch)
-    images = 0
-    with closing(limits.pinned_copies(torch.device("cuda:0"), 8, 90)) as steps:
-        for count in islice(steps, 3):
-            images += count
-            assert (len(device.unfinished), images) == (0, 8 * len(device.finished))
-    assert [(*source.shape, source.dtype) for source in device.pinned] == [(8, 90, torch.uint8)] * limits.SLOTS_IN_TURN
-    assert device.finished[: limits.SLOTS_IN_TURN] == [source.data_ptr() for source in device.pinned]
+def test_pinned_copies_are_of_whole_batches_in_turn_and_finished_at_every_step() -> None:
+    with Simulation() as device, mock.patch.object(device, "copy_in", wraps=device.copy_in) as copy_in:
+        images = 0
+        with closing(limits.pinned_copies(torch.device("cuda:0"), 8, 90)) as steps:
+            for count in islice(steps, 3):
+                images += count
+                assert not any(stream.queue for stream in device.streams)
+                assert (device.copies, device.copied_nbytes) == (images // 8, images * 90)
+        assert device.waits == {"synchronize": 3}  # the host also waits for memory that is not pinned
+    sources = [call.args[1].data_ptr() for call in copy_in.call_args_list]
+    assert len(set(sources)) == limits.SLOTS_IN_TURN
+    assert sources[limits.SLOTS_IN_TURN :] == sources[: -limits.SLOTS_IN_TURN]

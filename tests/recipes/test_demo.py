@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -12,37 +12,45 @@ import pytest
 from pictures import random_picture, write_jpeg
 from places import ROOT
 
-EXAMPLES = ROOT / "examples"
+
+@pytest.fixture
+def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """printed(name, *words): what an example prints. Its temporary folders are in tmp/."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+
+    def run(name: str, *words: object) -> str:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
+        import_module(name).main()
+        said = capfd.readouterr()
+        assert said.err == ""
+        assert not list((tmp_path / "tmp").glob("shardio*"))
+        return said.out
+
+    return run
 
 
-def run_example(name: str, *words: object, tmp: Path) -> str:
-    command = [sys.executable, str(EXAMPLES / name), *map(str, words)]
-    env = {**os.environ, "TMPDIR": str(tmp)}
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
-    return result.stdout
-
-
-def test_a_demo_leaves_nothing_anywhere_unless_it_is_told_where(tmp_path: Path) -> None:
-    images, tmp = tmp_path / "images", tmp_path / "tmp"
-    tmp.mkdir()
+def test_a_demo_leaves_nothing_anywhere_unless_it_is_told_where(printed: Callable[..., str], tmp_path: Path) -> None:
+    images = tmp_path / "images"
     for number in range(8):
         picture = random_picture(np.random.default_rng(number), 32, 32)
         write_jpeg(images / f"c{number % 2}" / f"{number}.jpg", picture)
-    said = run_example("demo.py", images, "--steps", 1, "--size", 16, tmp=tmp)
-    assert f"$ shardio convert {images} {tmp / 'shardio-demo-'}" in said
+    said = printed("demo", images, "--steps", 1, "--size", 16)
+    assert f"$ shardio convert {images} {tmp_path / 'tmp' / 'shardio-demo-'}" in said
     assert "1 steps in" in said
     assert "--out FOLDER" in said
-    assert not list(tmp.glob("shardio*"))
     for path in images.glob("*/*"):
         path.rename(images / path.name)
-    said = run_example("demo.py", images, "--out", tmp_path / "kept", "--size", 16, tmp=tmp)
+    said = printed("demo", images, "--out", tmp_path / "kept", "--size", 16)
     assert "no classes: nothing is trained" in said
     assert (tmp_path / "kept" / "manifest.json").exists()
 
 
-def test_killed_and_resumed_ranks_read_the_batches_of_one_process(tmp_path: Path) -> None:
-    assert run_example("elastic.py", "--steps", 9, tmp=tmp_path).splitlines()[3:] == [
+def test_killed_and_resumed_ranks_read_the_batches_of_one_process(printed: Callable[..., str]) -> None:
+    assert printed("elastic", "--steps", 9).splitlines()[3:] == [
         "  1 process, uninterrupted: steps 1 to 9",
         "  4 ranks of 15 samples: steps 1 to 5, then killed",
         "  3 ranks of 20 samples: steps 5 to 8, then killed",
@@ -50,7 +58,6 @@ def test_killed_and_resumed_ranks_read_the_batches_of_one_process(tmp_path: Path
         "all 11 global batches are bit-equal to the uninterrupted run's: pixels, labels, order",
         "  9 steps, and 2 repeated: they came after the last saved state",
     ]
-    assert not list(tmp_path.glob("shardio*"))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +70,7 @@ def test_killed_and_resumed_ranks_read_the_batches_of_one_process(tmp_path: Path
 def test_a_difference_is_an_error(
     first: dict[int, int], changed: object, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.syspath_prepend(ROOT / "examples")
     import elastic
 
     def batches(run: elastic.Run) -> object:
