@@ -96,7 +96,7 @@ def histories(tmp_path: Path) -> Histories:
 def test_replay_gives_the_keys_and_pixels_that_training_had_through_resumes_on_other_ranks(
     histories: Histories,
 ) -> None:
-    for _ in range(12):
+    for _ in range(6):
         histories.round(replays=2)
     assert histories.counts.violations == []
     assert histories.counts.resumed

@@ -12,6 +12,7 @@ import runpy
 import shlex
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command import run_forked
+from command import shardio as run_command
 from documents import code_blocks
 from pictures import random_picture, write_jpeg
 from places import DATA, ROOT
@@ -101,7 +103,8 @@ def test_every_code_block_of_the_readme_and_the_guide_runs(page: str, collection
 
 
 def run_in(folder: Path, command: list[str]) -> None:
-    result = run_forked(*command, cwd=folder)
+    run = run_command if command[0] == "shardio" else partial(run_forked, command[0])
+    result = run(*command[1:], cwd=folder)
     assert result.returncode == 0, f"{command}: {result.stdout}\n{result.stderr}"
 
 

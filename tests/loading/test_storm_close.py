@@ -36,7 +36,7 @@ from shardio.system.threads import DaemonThread, ThreadPool
 CONCURRENT = tuple(package.__path__[0] for package in (concurrent.futures, multiprocessing))
 IMAGES = torch.zeros((16, 3, 8, 8), dtype=torch.uint8)
 # A prime, so that other points come in each case.
-STEP = 199
+STEP = 397
 CASES = [
     tool.Case("mmap", "close"),
     tool.Case("pread", "collect"),

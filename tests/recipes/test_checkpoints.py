@@ -1,4 +1,4 @@
-"""Checkpoints of the recipes are whole or absent: each is killed at every call that changes its files, and goes on."""
+"""Checkpoints of the recipes are whole or absent: each is killed at calls that change its files, and goes on."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 from documents import BATCH_SIZE, BLOCKS, RECORDER
 from places import IMAGENET
-from starts import Starts
+from starts import Starts, needs
 
 NUM_TRAIN, NUM_VAL = 14 * BATCH_SIZE, 3
-
-
-class Recipe(NamedTuple):
-    script: str
-    imports: tuple[str, ...]
 
 
 def keep(parameters: str) -> str:
@@ -38,19 +32,11 @@ except SystemExit as ended:
     assert not ended.code, ended.code
 """
 RECIPES = {
-    "torch DDP": Recipe(RECORDER + BLOCKS["torch DDP"][0] + keep("model.parameters()"), ()),
-    "Lightning": Recipe(
-        RECORDER + "\n".join(BLOCKS["Lightning"]) + keep("trainer.model.parameters()"), ("lightning.pytorch",)
-    ),
-    "Accelerate": Recipe(
-        f"{RECORDER}{BLOCKS['Accelerate'][0]}\nassert sorted(right) == list(range({NUM_VAL}))"
-        + keep("model.parameters()"),
-        ("accelerate",),
-    ),
-    "example": Recipe(
-        RECORDER + EXAMPLE + keep("torch.load('checkpoints/checkpoint.pt', weights_only=True)['model'].values()"),
-        ("shardio.augment",),
-    ),
+    "torch DDP": BLOCKS["torch DDP"][0] + keep("model.parameters()"),
+    "Lightning": "\n".join(BLOCKS["Lightning"]) + keep("trainer.model.parameters()"),
+    "Accelerate": f"{BLOCKS['Accelerate'][0]}\nassert sorted(right) == list(range({NUM_VAL}))"
+    + keep("model.parameters()"),
+    "example": EXAMPLE + keep("torch.load('checkpoints/checkpoint.pt', weights_only=True)['model'].values()"),
 }
 
 
@@ -103,10 +89,10 @@ def assert_same(resumed: Path, whole: Path, rank: int, when: str) -> None:
 def test_a_recipe_killed_at_any_call_goes_on_as_if_it_had_not_been(
     name: str, ranks: int, set_path: Path, starts: Starts, tmp_path: Path
 ) -> None:
-    for package in RECIPES[name].imports:
-        pytest.importorskip(package)
+    if name in ("Lightning", "Accelerate"):
+        needs(name.lower())
     script = tmp_path / "train.py"
-    script.write_text(RECIPES[name].script, encoding="utf-8")
+    script.write_text(RECORDER + RECIPES[name], encoding="utf-8")
 
     def make_folder(name: str) -> Path:
         folder = tmp_path / name
@@ -129,12 +115,11 @@ def test_a_recipe_killed_at_any_call_goes_on_as_if_it_had_not_been(
         calls = [call for call in calls_of(whole, rank) if not call.startswith("sync ")]
         renames = [number for number, call in enumerate(calls) if call.startswith("os.rename ")]
         if not renames:  # the other rank does that
-            chosen = range(len(calls) - 1)[:2]
-        elif ranks == 1:
-            # The second checkpoint is the first that replaces another. The third begins as the second did.
-            chosen = range(next(i for i in range(renames[1], renames[2]) if calls[i].startswith("write ")))
+            chosen = range(len(calls) - 1)[:1]
         else:
-            chosen = range(renames[0], renames[1] + 1)
+            # The second checkpoint is the first that replaces another. The third begins as the second did.
+            last = next(i for i in range(renames[1], renames[2]) if calls[i].startswith("write "))
+            chosen = range(renames[0], last) if ranks == 1 else (renames[0], renames[0] + 1, renames[1])
         for number in chosen:
             if kept:
                 folder = (kept / str(number)).rename(tmp_path / "undisturbed")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from documents import BATCH_SIZE, BLOCKS, RECORDER
-from starts import Starts, starting
+from starts import Starts, needs
 
 from shardio import ShardDataset, ShardLoader
 
@@ -59,8 +59,8 @@ def trained(name: str) -> list[list[int]]:
     return [json.loads(line) for line in lines]
 
 
-def check_resumed(starts: Starts, script: str, ranks_again: int) -> None:
-    """Kills the script on two ranks in its second epoch, and starts it again, on two or by its own launcher.
+def check_resumed(starts: Starts, script: str) -> None:
+    """Kills the script on two ranks in its second epoch, and starts it again.
 
     The batches until its last checkpoint, which it saves every three steps, and those after, are two epochs.
     """
@@ -70,7 +70,7 @@ def check_resumed(starts: Starts, script: str, ranks_again: int) -> None:
     assert not succeeds(starts, script + LAST, 2, STOP_AFTER=str(stop))
     kept = [trained(f"steps-{rank}.jsonl") for rank in range(2)]
     assert [len(steps) for steps in kept] == [stop - 1] * 2
-    assert succeeds(starts, script + LAST, ranks_again), starts.said()
+    assert succeeds(starts, script + LAST, 2), starts.said()
     rest = [trained(f"steps-{rank}.jsonl") for rank in range(2)]
     (saved,) = {per_epoch * EPOCHS - len(steps) for steps in rest}
     assert per_epoch < saved < stop, "the resumed run did not begin in mid-epoch"
@@ -92,7 +92,7 @@ def test_a_trainer_that_counts_steps_goes_on_exactly_on_another_number_of_ranks(
     script = RECORDER + BLOCKS["Trainers that count steps"][0] + LAST
     assert not succeeds(starts, script, 2, STOP_AFTER="19")
     kept = [trained(f"steps-{rank}.jsonl") for rank in range(2)]
-    assert starts.run_by_torchrun(Path("train.py"), folder=Path.cwd(), ranks=4) == 0, starts.said()
+    assert succeeds(starts, script, 4), starts.said()
     rest = [trained(f"steps-{rank}.jsonl") for rank in range(4)]
     before, after = ([sum(parts, []) for parts in zip(*each, strict=True)] for each in (kept, rest))  # noqa: RUF017
     assert len(after) == 30 - 16, "the resumed run did not begin at the last checkpoint"
@@ -109,7 +109,7 @@ forks = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 def test_the_torchdata_recipes_run(reader: Path, starts: Starts) -> None:
-    pytest.importorskip("torchdata")
+    needs("torchdata")
     assert succeeds(starts, "\n\n".join(BLOCKS["torchdata"])), starts.said()
 
 
@@ -200,12 +200,12 @@ def fit(names: dict[str, Any], *, checkpoint: str | None = None, **options: Any)
     return steps
 
 
-def test_lightning_goes_on_exactly_after_being_killed_on_two_ranks_of_its_own(reader: Path, starts: Starts) -> None:
-    pytest.importorskip("lightning")
+def test_lightning_goes_on_exactly_after_being_killed_on_two_ranks(reader: Path, starts: Starts) -> None:
+    needs("lightning")
     assert LIGHTNING.count('devices="auto"') == 1
     script = RECORDER + LIGHTNING.replace('devices="auto"', 'devices=2, accelerator="cpu"')
     counted = "print(trainer.callback_metrics['val_count'].item(), file=open(f'counted-{rank()}', 'w'))\n"
-    check_resumed(starts, script + counted, 0)  # Lightning starts the other rank
+    check_resumed(starts, script + counted)
     assert [Path(f"counted-{rank}").read_text() for rank in range(2)] == [f"{NUM_VAL:.1f}\n"] * 2
 
 
@@ -260,18 +260,11 @@ def test_accelerate_prepares_a_loader_by_leaving_it_alone(
 # Hugging Face Trainer
 
 
-@pytest.fixture(scope="module")
-def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starts]:
-    """Starts of scripts, from a process that has imported what takes seconds."""
-    pytest.importorskip("tokenizers", reason="transformers is not installed")
-    modules = ("torch._dynamo", "transformers.trainer", "transformers.models.resnet.modeling_resnet")
-    with starting(tmp_path_factory.mktemp("trainers") / "said", *modules, "shardio.loading.loader") as starts:
-        yield starts
-
-
 def test_trainer_goes_on_exactly_after_being_killed_and_evaluates_each_sample_once(
-    reader: Path, trainers: Starts
+    reader: Path, starts: Starts
 ) -> None:
+    needs("transformers")
+    needs("tokenizers")
     script = "\n".join(BLOCKS["Hugging Face Trainer"])
     # Three and three batches, and two at the end of the epoch.
     script = script.replace('"save_steps": 3', '"save_steps": 1')
@@ -281,7 +274,7 @@ trainer.compute_metrics = lambda found: {{"labels": sorted(found.label_ids.tolis
 assert trainer.evaluate()["eval_labels"] == list(range({NUM_VAL}))
 assert trainer.state.epoch == {EPOCHS}
 """
-    check_resumed(trainers, RECORDER + script + check, 2)
+    check_resumed(starts, RECORDER + script + check)
 
 
 # Scripts of others, which no package contains. These have the calls that theirs make, and none of their code.
@@ -368,7 +361,7 @@ def test_scripts_of_others_train_on_the_order_of_the_epoch_with_which_they_begin
 
 
 def test_the_spdl_recipe_runs(reader: Path, starts: Starts) -> None:
-    pytest.importorskip("spdl.pipeline")
+    needs("spdl")
     assert succeeds(starts, BLOCKS["SPDL"][0]), starts.said()
 
 

@@ -108,7 +108,8 @@ def say(text):
 
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-PRELOADED = ["torch", "shardio.cli.main", "shardio.conversion.convert", "shardio.loading.loader"]
+# The first optimizer imports torch's compiler, which takes seconds.
+PRELOADED = ["torch._dynamo", "shardio.cli.main", "shardio.conversion.convert", "shardio.loading.loader"]
 
 
 def run_forked(

@@ -1,6 +1,6 @@
 """Scripts in processes forked from one that has torch imported, which may be killed at a call that changes files.
 
-    python killed.py [MODULE ...]
+    python killed.py
 
 Each line of stdin is a start, as JSON: {"script": path, "words": [...], "folder": path, "ranks": 2, "environ": {...},
 "kill": [rank, call], "kept": path, "term": path}. If there is a "kill", each rank writes down in calls-RANK.txt what it
@@ -30,10 +30,14 @@ from typing import Any
 import torch
 
 TIMEOUT_SECONDS = 120
-# What the scripts import, as far as it is installed, unless the command line names modules. torch imports the first of
-# these when the first optimizer is made, and takes a second for it.
-PRELOADED = ["torch._dynamo", "torch.nn.parallel", "shardio.loading.loader", "shardio.augment"]
-PRELOADED += ["lightning.pytorch", "accelerate", "transformers.trainer", "transformers.models.resnet.modeling_resnet"]
+# What is imported before the first script that names the package. torch takes seconds to import its compiler when the
+# first optimizer is made.
+PRELOADED = {
+    "torch": ["torch._dynamo", "torch.nn.parallel", "shardio.loading.loader", "shardio.augment"],
+    "lightning": ["lightning.pytorch"],
+    "accelerate": ["accelerate"],
+    "transformers": ["transformers.trainer", "transformers.models.resnet.modeling_resnet"],
+}
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
 
 
@@ -175,10 +179,16 @@ def run(start: dict[str, Any]) -> list[int]:
     return codes
 
 
+def preload(script: str) -> None:
+    for package in [package for package in PRELOADED if package in script]:
+        for name in PRELOADED.pop(package):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        gc.freeze()  # a collection in a child would copy all that was imported
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or PRELOADED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    gc.freeze()  # a collection in a child would copy all that was imported
     for line in sys.stdin:
-        print(json.dumps(run(json.loads(line))), flush=True)
+        start = json.loads(line)
+        preload(Path(start["script"]).read_text(encoding="utf-8"))
+        print(json.dumps(run(start)), flush=True)

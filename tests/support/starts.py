@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -10,12 +11,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from killed import TIMEOUT_SECONDS
 from places import ROOT, SUPPORT
 
 # The processes of a test share this machine, and must not share a GPU. Sums depend on the number of threads.
 SETTINGS = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "STOP_AFTER": "0"}
 SETTINGS |= {"ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def needs(package: str) -> None:
+    """Skips a test of scripts that use a package which is not installed. Imports nothing: that takes seconds."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
 
 
 class Starts:
@@ -65,12 +73,11 @@ class Starts:
 
 
 @contextlib.contextmanager
-def starting(said: Path, *modules: str) -> Iterator[Starts]:
-    """A process that starts scripts, whose output goes to the file `said`. It imports these modules, or those of all
-    recipes, once."""
+def starting(said: Path) -> Iterator[Starts]:
+    """A process that starts scripts, whose output goes to the file `said`. It imports what they need once."""
     with said.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, str(SUPPORT / "killed.py"), *modules],
+            [sys.executable, str(SUPPORT / "killed.py")],
             env={**os.environ, **SETTINGS},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
