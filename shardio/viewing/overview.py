@@ -20,8 +20,8 @@ from shardio.format.manifest import Manifest
 from shardio.reading.shardset import ShardSet
 from shardio.sets.history import conversions_of
 from shardio.sets.levels import Levels, chosen_samples, levels_of, stored_levels, sum_levels
-from shardio.viewing.pictures import NO_LABEL, labels_for_page, read_pictures, read_sound_pictures
-from shardio.viewing.repeats import Hashed, Repeats, find_repeats, hash_picture
+from shardio.viewing.pictures import NO_LABEL, AllSamples, read_sound_pictures
+from shardio.viewing.repeats import Repeats, find_repeats, hash_picture
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of pictures read so far, and the number of pictures to read."""
@@ -173,42 +173,39 @@ def make_overview(splits: Mapping[str, ShardSet], num_pictures: int, on_progress
     counted.
     """
     manifest = next(iter(splits.values())).manifest
-    labels = {name: labels_for_page(shards) for name, shards in splits.items()}
-    every = list(labels.values())
-    some = [of_split[of_split != NO_LABEL] for of_split in every]
-    counted = tuple(count_labels(some, len(manifest.classes)) if any(map(len, some)) else count_labels(every, 0))
+    samples = AllSamples(splits)
+    inner = samples.starts[1:-1]
+    labels = np.split(samples.labels, inner)
+    some = [of_split[of_split != NO_LABEL] for of_split in labels]
+    counted = tuple(count_labels(some, len(manifest.classes)) if any(map(len, some)) else count_labels(labels, 0))
     if manifest.sample_shape is None:
-        bare = tuple(_describe(shards, "", labels[name], np.empty(0)) for name, shards in splits.items())
+        bare = tuple(
+            _describe(shards, "", one, np.empty(0)) for shards, one in zip(splits.values(), labels, strict=True)
+        )
         return SetOverview(manifest, bare, counted, None, False, Repeats((), (), 0), 0)
-    total = sum(map(len, splits.values()))
-    chosen = {
-        name: chosen_samples(len(shards), max(1, num_pictures * len(shards) // total))
-        for name, shards in splits.items()
-    }
-    hashed: dict[str, Hashed] = {}
-    grays: dict[str, NDArray[np.float64]] = {}
-    done, num_read = 0, sum(map(len, chosen.values()))
-    for name, indices in chosen.items():
-        hashes, grays[name] = np.empty(len(indices), np.uint64), np.empty(len(indices))
-        for place, picture in enumerate(read_pictures(splits[name], indices)):
-            gray = as_image(picture).convert("L")
-            hashes[place], grays[name][place] = hash_picture(gray), np.asarray(gray).mean() / 255
-            done += 1
-            on_progress(done, num_read)
-        hashed[name] = indices, hashes
+    total = len(samples.labels)
+    chosen = [chosen_samples(len(one), max(1, num_pictures * len(one) // total)) for one in labels]
+    numbers = np.concatenate([one + start for one, start in zip(chosen, samples.starts, strict=False)])
+    hashes, grays = np.empty(len(numbers), np.uint64), np.empty(len(numbers))
+    for place, picture in enumerate(samples.read(numbers)):
+        gray = as_image(picture).convert("L")
+        hashes[place], grays[place] = hash_picture(gray), np.asarray(gray).mean() / 255
+        on_progress(place + 1, len(numbers))
     levels = stored_levels(manifest.provenance, manifest.sample_shape[2])
     fit = _fit_of(manifest, manifest.sample_shape)
     return SetOverview(
         manifest,
         tuple(
-            _describe(shards, "squash" if shards.content.squashed else fit, labels[name], grays[name])
-            for name, shards in splits.items()
+            _describe(shards, "squash" if shards.content.squashed else fit, labels_of_split, grays_of_split)
+            for shards, labels_of_split, grays_of_split in zip(
+                splits.values(), labels, np.split(grays, np.searchsorted(numbers, inner)), strict=True
+            )
         ),
         counted,
         levels or _measure(splits),
         levels is not None,
-        find_repeats(splits, labels, hashed),
-        num_read,
+        find_repeats(samples, numbers, hashes),
+        len(numbers),
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +72,30 @@ def labels_for_page(shards: ShardSet) -> NDArray[np.int64]:
     if not shards.content.index.has_label:
         return np.full(len(shards), NO_LABEL)
     return shards.labels_of(np.arange(len(shards)))
+
+
+class AllSamples:
+    """The samples of all splits of a set, numbered consecutively from 0."""
+
+    def __init__(self, splits: Mapping[str, ShardSet]) -> None:
+        self.splits = splits
+        self.labels = np.concatenate([labels_for_page(shards) for shards in splits.values()])
+        self.starts = np.cumsum([0, *map(len, splits.values())])
+        """The first number of each split, and the number of samples."""
+
+    def locate(self, number: int) -> tuple[str, int]:
+        """Returns (split, index in the split) of the sample `number`."""
+        place = int(np.searchsorted(self.starts, number, "right")) - 1
+        return list(self.splits)[place], number - int(self.starts[place])
+
+    def column(self, name: str) -> NDArray[Any]:
+        return np.concatenate([shards.column_of(name, np.arange(len(shards))) for shards in self.splits.values()])
+
+    def read(self, numbers: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
+        """Yields the pictures of the samples `numbers`, which ascend."""
+        parts = np.split(numbers, np.searchsorted(numbers, self.starts[1:-1]))
+        for shards, start, part in zip(self.splits.values(), self.starts, parts, strict=False):
+            yield from read_pictures(shards, part - start)
 
 
 def keys_of(shards: ShardSet, indices: Sequence[int]) -> list[str]:

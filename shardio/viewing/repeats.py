@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio.drawing.sheet import as_image
-from shardio.reading.shardset import ShardSet
-from shardio.viewing.pictures import NO_LABEL, read_pictures
+from shardio.viewing.pictures import NO_LABEL, AllSamples
 
 MAX_BITS = 3
 """Hashes are close if they differ in at most this many bits: then at least one of their four quarters is equal."""
@@ -44,10 +43,6 @@ _MAX_OF_GROUP = 200
 _MAX_KEYS = 1000
 
 _BITS_OF = np.array([bin(number).count("1") for number in range(1 << 16)], np.uint8)
-
-
-Hashed = tuple[NDArray[np.int64], NDArray[np.uint64]]
-"""(numbers of the samples of a split that were read, ascending; the dHash of each sample's picture)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -93,50 +88,25 @@ def hash_picture(image: Image.Image) -> int:
     return int.from_bytes(np.packbits(grays[:, 1:] > grays[:, :-1]).tobytes(), "big")
 
 
-def find_repeats(
-    splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.int64]], hashed: Mapping[str, Hashed]
-) -> Repeats:
-    """Returns the repeats in `splits`. `labels` has the labels of all samples of each split.
+def find_repeats(samples: AllSamples, numbers: NDArray[np.int64], hashes: NDArray[np.uint64]) -> Repeats:
+    """Returns the repeats in a set. Pictures that look alike are found among the samples `numbers`.
 
-    Pictures that look alike are found among the `hashed` samples only.
+    `hashes` has the dHash of the picture of each of these samples.
     """
-    samples = _AllSamples(splits, labels)
     equal, left_equal = _find_equal(samples)
-    duplicates = {number for group in equal for number in group[1:]}
-    alike, left_alike = _find_alike(samples, hashed, duplicates)
-    groups = [RepeatGroup(is_equal, tuple(map(samples.sample, group))) for is_equal, group in _merged(equal, alike)]
+    duplicates = [number for group in equal for number in group[1:]]
+    alike, left_alike = _find_alike(samples, numbers, hashes, duplicates)
+    groups = [_group(samples, is_equal, group) for is_equal, group in _merged(equal, alike)]
     groups.sort(key=lambda group: (not group.labels_differ, not group.splits_differ, not group.equal, group.samples))
-    keys = islice(_find_keys(splits, labels), _MAX_KEYS)
-    return Repeats(tuple(groups), tuple(keys), left_equal + left_alike)
+    return Repeats(tuple(groups), tuple(islice(_find_keys(samples), _MAX_KEYS)), left_equal + left_alike)
 
 
-class _AllSamples:
-    """The samples of all splits, numbered consecutively from 0."""
-
-    def __init__(self, splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.int64]]) -> None:
-        self.names = list(splits)
-        self.splits = splits
-        self.labels = np.concatenate(list(labels.values()))
-        self.starts = np.cumsum([0, *map(len, splits.values())])
-
-    def sample(self, number: int) -> RepeatedSample:
-        place, index = self._locate(number)
-        label = int(self.labels[number])
-        return RepeatedSample(self.names[place], index, None if label == NO_LABEL else label)
-
-    def _locate(self, number: int) -> tuple[int, int]:
-        place = int(np.searchsorted(self.starts, number, "right")) - 1
-        return place, number - int(self.starts[place])
-
-    def crc32s(self) -> NDArray[np.uint32]:
-        return np.concatenate([shards.column_of("crc32", np.arange(len(shards))) for shards in self.splits.values()])
-
-    def read(self, numbers: list[int]) -> Iterator[NDArray[np.uint8]]:
-        """Yields the pictures of the samples `numbers`, which must be in ascending order."""
-        located = [self._locate(number) for number in numbers]
-        for place, name in enumerate(self.names):
-            indices = [index for at, index in located if at == place]
-            yield from read_pictures(self.splits[name], np.array(indices, np.int64))
+def _group(samples: AllSamples, is_equal: bool, numbers: Iterable[int]) -> RepeatGroup:
+    found = []
+    for number in numbers:
+        label = int(samples.labels[number])
+        found.append(RepeatedSample(*samples.locate(number), None if label == NO_LABEL else label))
+    return RepeatGroup(is_equal, tuple(found))
 
 
 def _merged(equal: list[list[int]], alike: list[list[int]]) -> Iterator[tuple[bool, list[int]]]:
@@ -151,12 +121,12 @@ def _merged(equal: list[list[int]], alike: list[list[int]]) -> Iterator[tuple[bo
         yield True, group
 
 
-def _find_equal(samples: _AllSamples) -> tuple[list[list[int]], int]:
+def _find_equal(samples: AllSamples) -> tuple[list[list[int]], int]:
     """Returns (groups of samples with equal pictures, number of candidates that were not compared).
 
     Equal checksums only make candidates: of a million samples, about a hundred pairs have equal checksums by chance.
     """
-    crc32s = samples.crc32s()
+    crc32s = samples.column("crc32")
     order = np.argsort(crc32s, kind="stable")
     candidates = [order[start:stop] for start, stop in _runs(crc32s[order])]
     candidates.sort(key=lambda group: (len(np.unique(samples.labels[group])) < 2, int(group[0])))
@@ -168,27 +138,24 @@ def _find_equal(samples: _AllSamples) -> tuple[list[list[int]], int]:
         left += len(group[room:])
     chosen.sort()
     same: defaultdict[bytes, list[int]] = defaultdict(list)
-    for number, picture in zip(chosen, samples.read(chosen), strict=True):
+    for number, picture in zip(chosen, samples.read(np.array(chosen, np.int64)), strict=True):
         same[hashlib.blake2b(picture.data, digest_size=16).digest()].append(number)
     return [group for group in same.values() if len(group) > 1], left
 
 
 def _find_alike(
-    samples: _AllSamples, hashed: Mapping[str, Hashed], duplicates: set[int]
+    samples: AllSamples, numbers: NDArray[np.int64], hashes: NDArray[np.uint64], duplicates: list[int]
 ) -> tuple[list[list[int]], int]:
     """Returns (groups of samples that look alike, without `duplicates`; number of pairs that were not compared)."""
-    starts = samples.starts[: len(hashed)]
-    numbers = np.concatenate([indices + start for (indices, _), start in zip(hashed.values(), starts, strict=True)])
-    hashes = np.concatenate([hashes for _, hashes in hashed.values()])
     bits = _count_bits(hashes)
-    wanted = (bits >= _MIN_BITS) & (bits <= 64 - _MIN_BITS) & ~np.isin(numbers, np.array(sorted(duplicates), np.int64))
+    wanted = (bits >= _MIN_BITS) & (bits <= 64 - _MIN_BITS) & ~np.isin(numbers, np.array(duplicates, np.int64))
     numbers, hashes = numbers[wanted], hashes[wanted]
     pairs = [(int(numbers[one]), int(numbers[other])) for one, other in close_pairs(hashes)]
     pairs.sort(key=lambda pair: (samples.labels[pair[0]] == samples.labels[pair[1]], pair))
     left = max(0, len(pairs) - _MAX_COMPARED // 2)
     pairs = pairs[: _MAX_COMPARED // 2]
-    needed = sorted({number for pair in pairs for number in pair})
-    fields = {number: _fields(picture) for number, picture in zip(needed, samples.read(needed), strict=True)}
+    needed = np.unique(np.array(pairs, np.int64))
+    fields = dict(zip(needed.tolist(), map(_fields, samples.read(needed)), strict=True))
     close = [pair for pair in pairs if np.abs(fields[pair[0]] - fields[pair[1]]).mean() <= _MAX_DIFFERENCE]
     return join(close), left
 
@@ -251,15 +218,15 @@ def join(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
     return [group for _, group in sorted(groups.items()) if len(group) > 1]
 
 
-def _find_keys(splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.int64]]) -> Iterator[RepeatGroup]:
+def _find_keys(samples: AllSamples) -> Iterator[RepeatGroup]:
     """Yields groups of samples of one split that have the same key and different labels."""
-    for name, shards in splits.items():
+    for shards, start in zip(samples.splits.values(), samples.starts.tolist(), strict=False):
         keys = shards.column_of("key", np.arange(len(shards)))
         order = np.argsort(keys, kind="stable")
-        for start, stop in _runs(keys[order]):
-            members = order[start:stop][:_MAX_OF_GROUP]
-            if keys[members[0]] and len(np.unique(labels[name][members])) > 1:
-                yield RepeatGroup(False, tuple(RepeatedSample(name, int(i), int(labels[name][i])) for i in members))
+        for first, stop in _runs(keys[order]):
+            members = order[first:stop][:_MAX_OF_GROUP]
+            if keys[members[0]] and len(np.unique(samples.labels[start + members])) > 1:
+                yield _group(samples, False, (start + members).tolist())
 
 
 def _runs(values: NDArray[Any]) -> list[tuple[int, int]]:
