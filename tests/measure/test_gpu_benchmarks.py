@@ -57,9 +57,10 @@ def test_all_parts_for_a_gpu_end_within_nine_minutes_and_have_all_its_tests(all_
 def test_a_dry_run_needs_no_gpu_and_finds_no_wrong_byte(
     all_gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run_part(outcome: Any, words: list[str], *rest: object) -> None:
+    def run_part(outcome: Any, words: list[str], seconds: int, python: str, save: Callable[[], None]) -> None:
         outcome.state = "done"
         outcome.lines += printed_by(ROOT / words[0], *words[1:], **NO_GPU).splitlines()
+        save()
 
     monkeypatch.setattr(all_gpu, "run_part", run_part)
     words = ["--only", "machine", "--only", "streams", "--only", "speed", "--json", str(tmp_path / "gpu.json")]
