@@ -20,6 +20,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from pictures import sample_pixels
+from truncate_shards import truncate_shards
 
 import shardio.kernels.resample
 import shardio.kernels.rowcopy
@@ -127,6 +128,16 @@ def test_pixels_that_are_made_in_the_mapping_end_in_the_same_error(
         with pytest.raises(FormatError, match=r"train-00001\.npy: .* another process truncated it") as caught:
             next(batches)
         assert caught.value.__context__ is None
+
+
+def test_shards_that_are_truncated_at_random_moments_give_no_wrong_pixel(
+    tmp_path: Path, no_pauses: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = truncate_shards(tmp_path, 12, seed=3, say=print)
+    assert counts.violations == []
+    assert (counts.rounds, counts.whole + counts.errors) == (12, 12)
+    assert counts.errors
+    assert counts.batches
 
 
 def test_pixels_that_are_made_in_the_mapping_are_made_again_from_what_comes_later(
