@@ -56,6 +56,7 @@ class _BackgroundFill:
     def __init__(self, owner: CachedSplit, storage: Storage) -> None:
         self.storage = storage
         self.threads: list[DaemonThread] = []
+        self.manifest: Manifest
         self.lease: Lease | None = None
         self.state = "complete"
         """The progress of the copy, in words."""
@@ -64,19 +65,14 @@ class _BackgroundFill:
         self.stopped = Flag(owner)
 
     def begin(
-        self,
-        manifest: Manifest,
-        lease: Lease,
-        order: Sequence[ShardEntry] = (),
-        *,
-        verify: bool = False,
-        meeting: Meeting | None = None,
+        self, order: Sequence[ShardEntry] = (), *, verify: bool = False, meeting: Meeting | None = None
     ) -> DaemonThread:
         self._tell_filling()
+        assert self.lease is not None
         filler = CopyFiller(
             self.storage,
-            manifest,
-            lease,
+            self.manifest,
+            self.lease,
             order=order,
             verify=verify,
             stop=self.stopped,
@@ -97,10 +93,7 @@ class _BackgroundFill:
         self.state = "copied by another process" if process is None else f"copied by process {process}"
 
     def _run(self, filler: CopyFiller) -> None:
-        """Runs `filler` in the thread, and records the outcome in `state`.
-
-        An error becomes a warning, as training can continue without the copy.
-        """
+        """Runs `filler`. An error becomes a warning, as training can continue without the copy."""
         try:
             self.state = "complete" if filler.run() else "stopped"
         except Exception as error:
@@ -192,7 +185,7 @@ class CachedSplit:
         close_at_exit(self)
         try:
             self._fill.lease, self._manifest = take_lease(self._storage, Cache(cache), digest)
-            self._lease = self._fill.lease
+            self._lease, self._fill.manifest = self._fill.lease, self._manifest
             check_split(self._storage.name, self._manifest, split)
             self._split = self._manifest.splits[split]
             self.num_samples, self.digest = self._split.num_samples, self._manifest.digest
@@ -207,21 +200,17 @@ class CachedSplit:
         self.close()
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
-        """Returns the opened split, and starts copying in a thread if the copy is incomplete.
-
-        Waits until the index is copied. Without a meeting, shards are copied in the order in which `batches`, int64
-        arrays of sample numbers, need them.
-        """
+        """Waits until the index is copied. A thread copies the shards: in the order in which `batches` need them."""
         # All nodes copy in one order, and a node that has everything passes it on.
         order = _by_need(self._split, batches) if self._meeting is None else ()
         if self._lease.is_complete():
             with contextlib.suppress(FormatError):  # a file is missing or truncated, and is copied again
                 self._shards = open_shards(self._lease.path, self._name, digest=self._lease.digest)
                 if self._meeting is not None:
-                    self._fill.begin(self._manifest, self._lease, meeting=self._meeting)
+                    self._fill.begin(meeting=self._meeting)
                 return self._shards
             self._lease.check_own(self._lease.path)
-        thread = self._fill.begin(self._manifest, self._lease, order, meeting=self._meeting)
+        thread = self._fill.begin(order, meeting=self._meeting)
         while not self._lease.has(self._split.index) and thread.is_alive():
             time.sleep(_POLL_SECONDS)
         self._shards = PartialSet(self._storage, self._manifest, self._name, self._lease)
@@ -255,10 +244,7 @@ class CachedSplit:
         return PartialReader(self._shards, settle)
 
     def make_second(self) -> StorageReader:
-        """Returns a StorageReader, which reads damaged samples again, from the storage.
-
-        When the samples are intact there, a thread verifies the whole copy, once, and replaces damaged files.
-        """
+        """When the samples are intact in the storage, a thread verifies the whole copy, once, and mends it."""
         not_begun = [None]  # the gather thread that pops it begins
 
         def verify_copy() -> None:
@@ -267,40 +253,27 @@ class CachedSplit:
                     not_begun.pop()
                 except IndexError:
                     return
-                self._fill.begin(self._manifest, self._lease, verify=True)
+                self._fill.begin(verify=True)
 
         return StorageReader(self._shards, self._storage, verify_copy)
 
     def describe(self) -> dict[str, Any]:
-        """Returns `io_reason`, why this reader was chosen, and `staging`, a dict that describes the copy.
-
-        `staging` has the `state` of copying in words, the copy's `path`, the split's number of `shards`, and
-        `shards_here`, how many of the shards are in the copy.
-        """
         num_away = self._shards.look() if isinstance(self._shards, PartialSet) else 0
         count = sum(len(self._shards.table_of(name).files) for name in self._shards.main_tables)
-        copy = {"state": self._fill.state, "path": str(self._lease.path)}
-        staging = {**copy, "shards": count, "shards_here": count - num_away}
+        staging: dict[str, Any] = {"state": self._fill.state, "path": str(self._lease.path)}
+        staging |= {"shards": count, "shards_here": count - num_away}
         return {"io_reason": self._fill.io_reason, "staging": staging}
 
     def stop(self) -> None:
-        """Asks the copying thread to stop, and makes reads from the storage fail.
-
-        Does not wait. May be called again.
-        """
         self._fill.stop()
 
     def close(self) -> None:
-        """Stops copying and ends the lease. Shards that the opened set has mapped stay readable."""
         if hasattr(self, "_fill"):  # else its making was interrupted
             self._fill.close()
 
 
 def _by_need(split: SplitEntry, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:
-    """Returns the shards that the first `_MOST_BATCHES` batches need, in the order in which batches need them.
-
-    If the split has an order file, the result is a guess: no file of the set is read.
-    """
+    """Returns the shards that `batches` need, in that order: a guess if the split has an order file."""
     if not split.shards:
         return []
     starts = np.cumsum([0, *(shard.num_samples for shard in split.shards)])

@@ -130,7 +130,7 @@ class CopyFiller:
         return False
 
     def _missing(self, folder: Path | FolderHandle) -> list[FileEntry]:
-        """Returns the set's files that are missing in `folder`, or that fail the checks of `open_sound`."""
+        """Returns the files that are missing in `folder`, or that fail the checks of `open_sound`."""
         missing = []
         for entry in self.files:
             try:
@@ -140,10 +140,7 @@ class CopyFiller:
         return missing
 
     def _fill(self, folder: FolderHandle) -> bool:
-        """Writes missing files and then the manifest into `folder`. Returns False if `stop` was set before the end.
-
-        `folder` is an open handle, as other users of the cache may put another folder at its path at any moment.
-        """
+        """Writes what is missing into `folder`, an open handle, as other users may put another folder at its path."""
         remove_temporaries(folder)  # no other process writes here: they are left by a killed one
         was_empty = not os.listdir(folder.fileno())
         todo = self._missing(folder)
@@ -198,10 +195,7 @@ class CopyFiller:
                 remove_parts(folder)
 
     def _complete(self, partial: PartialCopy, entry: FileEntry) -> None:
-        """Fetches a file's missing blocks, verifies the file, and renames it to its own name. Runs in a thread.
-
-        A file whose sha256 is wrong is fetched once more before this raises an error.
-        """
+        """Fetches a file's missing blocks, verifies it, and renames it to its own name. Runs in a thread."""
         with partial.open(entry) as file, naming(partial.path_of(entry)):
             reserve(file.fileno(), entry.nbytes)
         found = ""
@@ -253,10 +247,7 @@ class CopyFiller:
         self._copier.count(entry.nbytes - fetched)
 
     def _copy_together(self, folder: FolderHandle, partial: PartialCopy) -> None:
-        """Fetches files together with the other nodes of the meeting, for as long as that works.
-
-        The caller fetches the files that are still missing afterwards.
-        """
+        """Fetches files together with the other nodes of the meeting, for as long as that works."""
         from shardio.cache.together import LeftBehindError, Together
 
         def finish(entry: FileEntry) -> bool:
@@ -352,10 +343,7 @@ def link_from_others(
 
 
 def _link(source: FileAt, target: FileAt, entry: FileEntry, sample_shape: SampleShape | None) -> bool:
-    """Hard links `source` as `target` and returns True.
-
-    Returns False if `source` belongs to another user or differs from `entry`, or if the system refuses the link.
-    """
+    """Hard links `source`. Returns False if it is another user's, differs from `entry`, or cannot be linked."""
     try:
         with open_sound(source, entry, sample_shape) as file:
             status = os.fstat(file.fileno())

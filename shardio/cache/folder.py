@@ -95,10 +95,7 @@ class Cache:
         return shutil.disk_usage(self.folder).free
 
     def copies(self) -> list[CachedCopy]:
-        """Returns a CachedCopy for each copy in the cache, unsorted.
-
-        Raises CacheError if the folder is not a cache, FileNotFoundError if it does not exist.
-        """
+        """Returns a CachedCopy for each copy in the cache, unsorted. Raises CacheError if the folder is not a cache."""
         self._check()
         with os.scandir(self.folder) as entries:
             digests = [e.name for e in entries if is_digest(e.name) and e.is_dir(follow_symlinks=False)]
@@ -220,10 +217,7 @@ class Cache:
                     CopyPaths(self.folder, digest).remove_orphans()
 
     def _make(self) -> None:
-        """Creates the cache's folder and, before any other file, the marker file, unless they exist.
-
-        Raises CacheError if the folder is on a network filesystem, or holds other files and no marker.
-        """
+        """Creates the folder and first of all the marker file. Raises CacheError for a folder that is no cache."""
         marker = self.folder / MARKER_NAME
         if marker.exists():
             # A process was killed right after making it, or the owner of the folder has made it.
@@ -291,8 +285,7 @@ def _freed(copies: Iterable[CachedCopy]) -> int:
 def _sizes(copies: Iterable[Iterable[os.stat_result]]) -> tuple[int, int]:
     """Returns the total bytes of the files in `copies`, and how many of them removing all `copies` frees.
 
-    Each copy is given by the lstat of its files. A file with several hard links counts once; removing it frees nothing
-    if it has a link elsewhere.
+    A file with several hard links counts once; removing it frees nothing if it has a link elsewhere.
     """
     found = list(chain.from_iterable(copies))
     counts = Counter((status.st_dev, status.st_ino) for status in found)

@@ -56,10 +56,7 @@ class CopyPaths:
         return self.cache / f"{self.digest}.fill"
 
     def lock_alone(self) -> OpenFile | None:
-        """Returns the lock file, locked exclusively, for the caller to close.
-
-        Returns None if another process holds a lock on it or has removed it.
-        """
+        """Returns the lock file, locked exclusively; None if another process holds a lock on it or has removed it."""
         lock = open_lock(self.lock)
         if lock_at_once(lock.fileno()) and os.fstat(lock.fileno()).st_nlink:
             return lock
@@ -107,15 +104,12 @@ class Lease:
 
     @classmethod
     def take(cls, paths: CopyPaths) -> Lease:
-        """Returns a lease on a copy. Waits up to 30 seconds for an evictor.
-
-        Raises the errors of `Cache.lease`.
-        """
+        """Returns a lease on a copy. Waits up to 30 seconds for an evictor. Raises the errors of `Cache.lease`."""
         while True:
             with contextlib.ExitStack() as stack:
                 lock = stack.enter_context(open_lock(paths.lock))
                 with naming(paths.lock):
-                    _lock_shared(lock.fileno())
+                    lock_within(lock.fileno(), fcntl.LOCK_SH, _LEASE_SECONDS)
                 if os.fstat(lock.fileno()).st_nlink:  # or the copy was evicted before the lock was taken
                     _check_folder(paths.folder)
                     stack.pop_all()
@@ -139,10 +133,7 @@ class Lease:
                 raise CacheError(f"{folder}: expected a copy of the set {self.digest}, found the set {found}{WAY_OUT}")
 
     def has(self, entry: FileEntry) -> bool:
-        """Returns whether the copy has a file of this name and size.
-
-        A file gets its own name only after its sha256 was checked.
-        """
+        """Returns whether the copy has a file of this name, which only verified files get, and size."""
         try:
             status = os.lstat(f"{self.path}/{entry.file}")
         except FileNotFoundError:
@@ -238,18 +229,12 @@ def _check_folder(path: Path) -> None:
 
 
 def open_in_cache(path: Path, flags: int = os.O_RDONLY, *, sole_name: bool = False) -> OpenFile:
-    """Returns the file `path` of a cache, opened by `open_untrusted`. Raises CacheError unless it is a regular file.
-
-    With `sole_name`, also raises CacheError if the file has a second hard link.
-    """
+    """Opens a file of a cache by `open_untrusted`. Raises CacheError unless it is a regular file."""
     return open_untrusted(path, flags, refusal=CacheError, way_out=WAY_OUT, sole_name=sole_name)
 
 
 def open_lock(path: Path) -> OpenFile:
-    """Returns the lock file, opened for reading, which is enough to lock it.
-
-    If the file is missing, creates it, readable by all users.
-    """
+    """Opens the lock file for reading, which is enough to lock it. Creates it, readable by all, if it is missing."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             return open_in_cache(path)
@@ -262,27 +247,22 @@ def open_lock(path: Path) -> OpenFile:
             return lock
 
 
-def _lock_shared(descriptor: int) -> None:
-    """Takes a shared lock on a file. Raises OSError if another process keeps an exclusive lock for 30 seconds."""
-    deadline = time.monotonic() + _LEASE_SECONDS
-    while not lock_at_once(descriptor, fcntl.LOCK_SH):
-        if time.monotonic() < deadline:
-            time.sleep(LOOKING_SECONDS)
-            continue
-        found = holders_of(os.fstat(descriptor))
-        by = f"process {', '.join(map(str, found))}" if found else "another process"
-        raise OSError(
-            errno.ETIMEDOUT,
-            f"expected this lock to be free within {_LEASE_SECONDS:.0f} seconds, as evicting a copy takes a moment; "
-            f"found it held by {by}. End that process, or choose another cache",
-        )
+def lock_within(descriptor: int, operation: int, seconds: float) -> None:
+    """Locks an open file. Raises OSError if another process holds a lock on it for `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not lock_at_once(descriptor, operation):
+        if time.monotonic() > deadline:
+            by = ", ".join(map(str, holders_of(os.fstat(descriptor)))) or "unknown"
+            raise OSError(
+                errno.ETIMEDOUT,
+                f"expected this lock to be free within {seconds:.0f} seconds, found it held by another process ({by}): "
+                "end that process, or choose another cache",
+            )
+        time.sleep(LOOKING_SECONDS)
 
 
 def is_held(path: Path) -> bool:
-    """Returns whether the lock file is locked; True if this user may not open it.
-
-    Raises FileNotFoundError if it does not exist.
-    """
+    """Returns whether the lock file is locked; True if this user may not open it."""
     try:
         lock = open_in_cache(path)
     except PermissionError:  # another user's, who does not share it: this user may not remove it

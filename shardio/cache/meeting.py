@@ -328,7 +328,7 @@ def _torch() -> Any:
 def _store(host: str, port: int, seconds: float, *, hosts: bool = False) -> Any:
     """Returns a store of torch.distributed at this address; with `hosts`, a store that listens there.
 
-    Raises RuntimeError or OSError if the store does not answer within `seconds`.
+    Raises RuntimeError or OSError if it does not answer within `seconds`.
     """
     limit = timedelta(seconds=seconds)
     make = partial(_torch().TCPStore, host, port, is_master=hosts, wait_for_workers=False, timeout=limit)

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.cache.leases import lock_within
 from shardio.errors import CacheError
 from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES
@@ -118,10 +119,7 @@ class PartialCopy:
 
     @classmethod
     def begin(cls, folder: FolderHandle, manifest: Manifest, missing: Collection[FileEntry]) -> PartialCopy:
-        """Returns the copy, with an unfinished file for each entry in `missing`. Keeps blocks that are already there.
-
-        Raises OSError, for example if the disk is full.
-        """
+        """Returns the copy, with an unfinished file for each entry in `missing`. Keeps blocks that are there."""
         blocks, path = blocks_of(manifest), _flags_of(folder)
         _remove(folder, lambda name: name.startswith(_FLAGS_PREFIX) and name != path.name)
         with naming(path):
@@ -157,23 +155,17 @@ class PartialCopy:
         return _part_of(self._folder, entry)
 
     def open(self, entry: FileEntry, flags: int = 0) -> OpenFile:
-        """Returns an unfinished file, opened for reading and writing, for the caller to close."""
+        """Opens an unfinished file for reading and writing."""
         return _open(self.path_of(entry), flags)
 
     def states_of(self, entry: FileEntry, start: int, stop: int) -> NDArray[np.uint8]:
-        """Returns the states of the blocks that overlap the bytes [start, stop) of a file, uint8 (blocks,).
-
-        The result is a view of the shared states: it changes when a process marks a block.
-        """
+        """Returns a view of the shared states of the blocks that overlap [start, stop) of a file, uint8 (blocks,)."""
         blocks = self.blocks[entry]
         first, last = blocks.around(start, stop)
         return self.states[blocks.first + first : blocks.first + last]
 
     def mark(self, entry: FileEntry, state: int, start: int = 0, stop: int | None = None) -> None:
-        """Sets the state of the blocks that lie entirely in the bytes [start, stop) of a file.
-
-        `stop` is by default the end of the file.
-        """
+        """Sets the state of the blocks that lie entirely in [start, stop) of a file, by default in all of it."""
         blocks = self.blocks[entry]
         first, last = blocks.within(start, entry.nbytes if stop is None else stop)
         if first < last:
@@ -194,13 +186,8 @@ class PartialCopy:
     def read(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` with the bytes of an unfinished file, starting at byte `offset`."""
         with self.open(entry) as file, naming(self.path_of(entry)):
-            while buffer:
-                count = os.preadv(file.fileno(), [buffer], offset)
-                if not count:
-                    raise OSError(
-                        errno.EIO, f"expected {entry.nbytes} bytes, found this file truncated at {offset}: copy again"
-                    )
-                buffer, offset = buffer[count:], offset + count
+            if os.preadv(file.fileno(), [buffer], offset) < len(buffer):
+                raise OSError(errno.EIO, f"expected {entry.nbytes} bytes, found this file truncated: copy again")
 
     def write(self, entry: FileEntry, offset: int, data: memoryview) -> None:
         """Writes `data` into an unfinished file at byte `offset`, and marks the blocks that it covers as THERE."""
@@ -243,10 +230,7 @@ class PartialCopy:
             fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # a process that was forked meanwhile has the open file, too
 
     def runs(self, entry: FileEntry, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Returns the bytes [start, stop) of a file as ranges (start, stop, state) that follow each other.
-
-        Consecutive blocks with the same state are in one range.
-        """
+        """Returns the bytes [start, stop) of a file as ranges (start, stop, state) of blocks with the same state."""
         blocks, states = self.blocks[entry], self.states_of(entry, start, stop).copy()
         first = blocks.around(start, stop)[0]
         ends = [0, *(np.flatnonzero(np.diff(states)) + 1).tolist(), len(states)]
@@ -256,20 +240,10 @@ class PartialCopy:
         ]
 
     def finish(self, entry: FileEntry) -> str:
-        """Returns the sha256 of a file. If it is right, renames the file to its own name, durably.
-
-        If it is wrong, marks all blocks of the file as MISSING.
-        """
+        """Returns the sha256 of a file. Renames the file, durably, if it is right; else marks its blocks as MISSING."""
         path = self.path_of(entry)
         with self.open(entry) as file, naming(path):
-            deadline = time.monotonic() + _LOCK_SECONDS
-            while not lock_at_once(file.fileno()):
-                if time.monotonic() > deadline:
-                    raise OSError(
-                        errno.ETIMEDOUT,
-                        f"expected this lock to be free within {_LOCK_SECONDS:.0f} seconds, another process holds it",
-                    )
-                time.sleep(0.001)
+            lock_within(file.fileno(), fcntl.LOCK_EX, _LOCK_SECONDS)
             sha256 = pour(lambda offset, buffer: os.preadv(file.fileno(), [buffer], offset), entry.nbytes)
             if sha256 != entry.sha256:
                 self.mark(entry, MISSING)

@@ -80,10 +80,7 @@ class PartialTable(MappedTable):
         return count
 
     def _map_unfinished(self) -> PartialCopy | None:
-        """Maps the unfinished files, and returns them as a PartialCopy.
-
-        Returns None if they do not all exist yet, or if their blocks are not whole rows.
-        """
+        """Maps the unfinished files. Returns None if they do not all exist yet, or if blocks are not whole rows."""
         partial = PartialCopy.find(self._copy.path, self._manifest)
         blocks = [partial.blocks[entry] for entry in self.table.files] if partial else []
         self._first_blocks = np.array([each.first for each in blocks])
@@ -131,11 +128,8 @@ class PartialTable(MappedTable):
         return None if len(self._split(indices)[1]) else super().lent(indices)
 
     def row(self, sample: int) -> NDArray[np.uint8]:
-        index = np.array([sample])
-        if not len(self._split(index)[1]):
-            return super().row(sample)
         rows = np.empty((1, self.table.row_nbytes), np.uint8)
-        self.copy(index, rows)
+        self.copy(np.array([sample]), rows)
         rows.flags.writeable = False
         row: NDArray[np.uint8] = rows[0]
         return row
@@ -208,10 +202,7 @@ class PartialTable(MappedTable):
 
 
 def fetch(table: MappedTable, storage: Storage, sample: int, out: NDArray[np.uint8], first: int = 0) -> None:
-    """Fills `out`, uint8 (n,), with n bytes of a sample's row from the storage, starting at byte `first` of the row.
-
-    If that fails, raises an OSError that names the sample.
-    """
+    """Fills `out` with bytes of a sample's row in the storage, from byte `first` on. An OSError names the sample."""
     entry, offset = table.locate_one(sample)
     try:
         storage.read_into(entry, offset + first, out.data.cast("B"))
@@ -238,14 +229,11 @@ class PartialSet(ShardSet):
         return PartialTable(table, self.folder, order, self._storage, self._copy, self.manifest)
 
     def look(self) -> int:
-        """Maps the shards that were finished since the last call. Returns how many shards are still unfinished."""
+        """Maps the shards that were finished since the last call. Returns how many are still unfinished."""
         return sum(cast(PartialTable, self.mapped(name)).look() for name in self.main_tables)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns how pickle opens the set again: from the copy or, while that is incomplete, from the source folder.
-
-        Raises TypeError if the copy is incomplete and the source is a URL.
-        """
+        """Pickles the set as its copy or, while that is incomplete, as the source, which must be a folder."""
         if not self.look() and os.path.lexists(self.path / MANIFEST_NAME):
             return super().__reduce__()
         if isinstance(self._storage, FolderStorage):
@@ -256,7 +244,7 @@ class PartialSet(ShardSet):
         )
 
     def open_file(self, entry: FileEntry) -> OpenFile:
-        """Returns a file of the copy, opened. Fetches it into a nameless temporary file if the copy lacks it."""
+        """Opens a file of the copy, or fetches it into a nameless temporary file."""
         if self._copy.has(entry):
             with contextlib.suppress(FormatError):  # damaged: it will be copied again
                 return super().open_file(entry)

@@ -108,7 +108,7 @@ def take_lease(storage: Storage, cache: Cache, digest: str | None = None) -> tup
     """Returns a lease on the copy of the set in `storage`, and the set's manifest. The copy need not exist yet.
 
     The storage is not read if `digest` has all 64 digits and the copy is complete. Raises the errors of
-    `Storage.load_manifest` and `Cache.lease`.
+    `load_manifest` and `Cache.lease`.
     """
     if digest is None or not is_digest(digest):
         manifest = storage.load_manifest(digest)

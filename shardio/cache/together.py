@@ -223,7 +223,7 @@ class Together:
     def _pass(self, files: Sequence[FileEntry], turn: int) -> None:
         """Fetches the missing blocks of `files`, window by window. `turn` is the number of the pass, from 0.
 
-        Blocks that a node fails to read stay MISSING. Raises the errors of `run`.
+        Blocks that a node fails to read stay MISSING.
         """
         planned = self._planned
         slow, can_read = SlowNodes(len(self.group)), np.ones(len(self.group), bool)
@@ -277,10 +277,7 @@ class Together:
             self._nbytes = min(2 * self._nbytes, MOST_NBYTES, len(self.group) * _MOST_SHARE_NBYTES)
 
     def _next_window(self, files: Sequence[FileEntry], cursor: tuple[int, int]) -> tuple[list[Block], tuple[int, int]]:
-        """Returns the blocks of the window that starts at `cursor`, and the cursor after it.
-
-        A cursor is (position in `files`, number of the block in the file).
-        """
+        """Returns the blocks of the window at `cursor`, (position in `files`, block), and the cursor after it."""
         number, block = cursor
         found, nbytes = list[Block](), 0
         while number < len(files) and nbytes < self._nbytes:
@@ -295,10 +292,7 @@ class Together:
         return self._complete[block[0]] or bool(self.partial.states_of(*block)[0] != MISSING)
 
     def _mark(self, plan: WindowPlan, state: int) -> None:
-        """Sets the state of the blocks of `plan` that this node lacks.
-
-        Other processes of the node wait for blocks that are COMING, and fetch blocks that are MISSING.
-        """
+        """Sets the state of the blocks of `plan` that this node lacks, for the other processes of the node."""
         for run in plan.runs:
             for begin, end in self._lacking(run):
                 self.partial.mark(run.entry, state, begin, end)

@@ -176,20 +176,19 @@ def check_target(new: str | os.PathLike[str], parents: Sequence[Parent]) -> Path
 
 def carry_out(
     draft: Draft,
-    new: str | os.PathLike[str],
+    target: Path,
     operation: str,
     arguments: Mapping[str, Any],
     parents: Sequence[Parent],
     carrying: Carrying,
     notes: Mapping[str, Any] | None = None,
 ) -> ChangeReport:
-    """Makes the set that `draft` describes in the folder `new`, and returns a report, which includes `notes`.
+    """Makes the set that `draft` describes in the folder `target`, and returns a report, which includes `notes`.
 
-    Raises ConvertError if `new` exists or the set cannot be made, FormatError if an old file is damaged, SpaceError if
-    the disk is too full, or OSError. After an error this call leaves no set in `new`. A killed process leaves
-    the whole set, or a temporary folder next to it, which the next change there removes.
+    Raises ConvertError if `target` exists or the set cannot be made, FormatError if an old file is damaged, SpaceError
+    if the disk is too full, or OSError. After an error this call leaves no set in `target`. A killed process leaves the
+    whole set, or a temporary folder next to it, which the next change there removes.
     """
-    target = check_target(new, parents)
     check_arrays(draft)
     for name, split in draft.splits.items():
         if not len(split):
@@ -268,7 +267,7 @@ class _Maker:
         return ArrayEntry(draft.kind, draft.row, tuple(shards), crc32, number_of(kept.order, orders))
 
     def _keep(self, held: OldFile[FileEntry], entry: FileEntry) -> None:
-        """Adds the file `entry`, with the bytes of `held`, to the new set: as a link or clone, or later as a copy."""
+        """Adds `entry`, with the bytes of `held`, to the new set: as a link or clone, or later as a copy."""
         path = self._folder / entry.file
         with open_checked(held.path, held.entry, self._draft.sample_shape) as file:
             if self._link(held, path):

@@ -65,7 +65,7 @@ def change(
     if arrays is None and (kinds or array_keys is not None):
         raise ValueError("`kinds` and `array_keys` (`--array-keys`) describe arrays, and no arrays were given")
     parent = open_parent(out)
-    check_target(new, [parent])
+    target = check_target(new, [parent])
     splits = [split] if isinstance(split, str) else list(parent.manifest.splits if split is None else split)
     for name in splits:
         check_split(parent.folder, parent.manifest, name)
@@ -96,7 +96,7 @@ def change(
             for name, array in draft.splits[splits[0]].given.items()
         }
         arguments["by_key"] = keys is not None
-    return carry_out(draft, new, "change", arguments, [parent], Carrying(copy, on_room, on_progress), notes)
+    return carry_out(draft, target, "change", arguments, [parent], Carrying(copy, on_room, on_progress), notes)
 
 
 def _num_relabeled(before: Draft, after: Draft, split: str) -> int:

@@ -148,10 +148,7 @@ def _parquet_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, N
 
 
 def _values(path: Path, column: Any, kinds: Sequence[str] | None) -> list[Any]:
-    """Returns the values of a parquet column as bytes. Raises SourceError unless its type is in `kinds`.
-
-    If `kinds` is None, returns the values unchanged, and raises SourceError unless they are text or integers.
-    """
+    """Returns the values of a parquet column as bytes, if its type is in `kinds`; with None, text or integers."""
     if str(column.type).startswith("dictionary"):
         column = column.cast(column.type.value_type)
     kind = str(column.type)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -116,10 +115,7 @@ def _merge_split(
 
 
 def _common(split: str, having: Sequence[tuple[SplitDraft, str]], only_common: bool) -> list[str]:
-    """Returns the names of the arrays that all sets have, with the same type, in this split.
-
-    Raises ConvertError if the arrays of the sets differ, unless `only_common`.
-    """
+    """Returns the arrays that all sets have, with the same type. Raises ConvertError unless `only_common`."""
     types = [
         {name: f"{name} ({one.kind} of {one.row.dtype} {one.row.shape})" for name, one in part.arrays.items()}
         for part, _ in having
@@ -142,12 +138,12 @@ def _check_same_images(drafts: Sequence[Draft], names: Sequence[str]) -> None:
     """Raises ConvertError if a sample of one set has the pixels of a sample of another."""
     if (sample_shape := drafts[0].sample_shape) is None:
         return
-    with contextlib.closing(_Samples(drafts, sample_shape)) as samples:
-        pairs = sorted(islice(samples.same(), _MOST_COMPARED))
-        if not pairs:
-            return
-        first = " equals ".join(f"{show_key(key)} of {names[source]}" for source, key in map(samples.name, pairs[0]))
-        rest = [samples.name(number)[1] for number, _ in pairs[1:]]
+    samples = _Samples(drafts, sample_shape)
+    pairs = sorted(islice(samples.same(), _MOST_COMPARED))
+    if not pairs:
+        return
+    first = " equals ".join(f"{show_key(key)} of {names[source]}" for source, key in map(samples.name, pairs[0]))
+    rest = [samples.name(number)[1] for number, _ in pairs[1:]]
     more = " or more" if len(pairs) == _MOST_COMPARED else ""
     raise ConvertError(
         f"{len(pairs):,} images{more} are in two of the sets: {first}"
@@ -165,10 +161,6 @@ class _Samples:
         self._starts = np.cumsum([0, *(len(split) for _, split in self._splits)])
         self._nbytes = sample_nbytes(sample_shape)
         self._storages: dict[Path, FolderStorage] = {}
-
-    def close(self) -> None:
-        for storage in self._storages.values():
-            storage.close()
 
     def name(self, number: int) -> tuple[int, bytes]:
         """Returns (number of the sample's set, key of the sample)."""
@@ -235,10 +227,10 @@ def merge(
     check_choice("same_keys", same_keys, SameKeys)
     check_choice("same_images", same_images, SameImages)
     parents = [open_parent(one) for one in sets]
-    check_target(new, parents)
+    target = check_target(new, parents)
     drafts, names = [parent.draft for parent in parents], [str(parent.folder) for parent in parents]
     draft = _plan(drafts, names, only_common=only_common, same_keys=same_keys == "allow")
     if same_images == "refuse":
         _check_same_images(drafts, names)
     options = {"only_common": only_common, "same_keys": same_keys, "same_images": same_images}
-    return carry_out(draft, new, "merge", options, parents, Carrying(copy, on_room, on_progress))
+    return carry_out(draft, target, "merge", options, parents, Carrying(copy, on_room, on_progress))

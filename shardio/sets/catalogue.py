@@ -78,10 +78,7 @@ def list_sets(roots: Sequence[str]) -> list[RootContent]:
 
 
 def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
-    """Returns the result of `call` for each argument. Makes the calls in threads, as servers are slow to answer.
-
-    After a Ctrl-C, no further call starts, and running calls are not waited for.
-    """
+    """Returns the result of `call` for each argument. A Ctrl-C does not wait for servers that are slow to answer."""
     pool = ThreadPool(_NUM_THREADS, "shardio-list")
     try:
         found = list(pool.map(call, arguments))

@@ -52,10 +52,7 @@ def hash_of(parts: Iterable[bytes]) -> str:
 
 @contextlib.contextmanager
 def refusing(path: str | Path) -> Iterator[None]:
-    """Turns exceptions in the block into a SourceError that says that the file `path` holds no array.
-
-    Lets shardio's own errors pass, and OSErrors of the system.
-    """
+    """Turns exceptions, except shardio's and the system's own, into a SourceError: the file `path` holds no array."""
     try:
         yield
     except ShardioError:
@@ -85,10 +82,7 @@ class ArrayHeader(NamedTuple):
 
 
 def parse_header(first: bytes) -> ArrayHeader:
-    """Returns the header in `first`, the first HEADER_MOST bytes of an NPY file.
-
-    May raise any exception if `first` holds no header of an array, so call this inside `refusing`.
-    """
+    """Returns the header in `first`, the first HEADER_MOST bytes of an NPY file. To be called inside `refusing`."""
     file = io.BytesIO(first)
     # Version 3 has names of fields in UTF-8, and no array of a set has fields.
     read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}

@@ -94,10 +94,7 @@ def _read_values(storage: Storage, split: SplitEntry, array: ArrayEntry) -> NDAr
 
 
 def read_rows(storage: Storage, entry: IndexEntry | RowsEntry | ArrayShard) -> NDArray[Any]:
-    """Returns the rows of an index, an order, checksums or a shard of an array of shape (), with unchecked values.
-
-    Raises FormatError if the file differs from the manifest, OSError if it cannot be read.
-    """
+    """Returns the rows of a file, with unchecked values. Raises FormatError if it differs from the manifest."""
     data = read_checked(storage, entry)
     check_header(storage.path_of(entry), entry.header(None), data[:HEADER_NBYTES].tobytes())
     return data[HEADER_NBYTES:].view(entry.dtype)
@@ -122,10 +119,7 @@ def check_range(numbers: NDArray[np.int64], stop: int, what: str, path: object) 
 
 
 def find_outside(numbers: NDArray[np.int64], stop: int, what: str) -> tuple[NDArray[np.int64], str]:
-    """Returns the indices of `numbers` that are not from 0 to `stop` - 1, and an error text about the first.
-
-    `what` says in the text what the numbers are. The text is "" if all numbers are in the range.
-    """
+    """Returns the indices of `numbers` that are not from 0 to `stop` - 1, and an error text about the first, or ""."""
     wrong = np.flatnonzero((numbers < 0) | (numbers >= stop))
     text = f"sample {wrong[0]}: expected {what}, 0 to {stop - 1}, found {numbers[wrong[0]]}" if wrong.size else ""
     return wrong, text
@@ -167,10 +161,7 @@ def spreads_of(rows: NDArray[np.void], numbers: Numbers) -> dict[str, Spread]:
 
 
 def count_classes(labels: NDArray[np.int64], num_classes: int) -> list[tuple[int, int]]:
-    """Returns (label, number of samples) for each class, or for each label that occurs if `num_classes` is 0.
-
-    The rarest labels come first.
-    """
+    """Returns (label, number of samples) for each class; without classes, for each label. Rarest first."""
     if num_classes:
         counts = np.bincount(labels, minlength=num_classes)
         found = np.arange(num_classes)

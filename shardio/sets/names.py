@@ -55,10 +55,7 @@ def shown(place: str) -> str:
 
 
 def join_place(place: str, name: str) -> str:
-    """Returns the path or URL of the child `name` of `place`, a folder or URL.
-
-    The query of an http URL, perhaps a signature, stays at the end.
-    """
+    """Returns the path or URL of the child `name` of `place`. The query of an http URL stays at the end."""
     if place.lower().startswith(("http://", "https://")):
         parts = urlsplit(place)
         return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}", fragment=""))
@@ -66,10 +63,7 @@ def join_place(place: str, name: str) -> str:
 
 
 def local_folder(place: str | os.PathLike[str]) -> str:
-    """Returns `place` as a folder, for callers that map or change the files of the set there. Does not check it.
-
-    Raises SetNotFoundError if it is a URL.
-    """
+    """Returns `place` as a folder, unchecked. Raises SetNotFoundError if it is a URL."""
     place = os.fspath(place)
     if is_url(place):
         raise SetNotFoundError(
@@ -102,10 +96,7 @@ def check_apart(src: Path, out: Path) -> None:
 
 
 def check_usable(out: Path) -> None:
-    """Raises ConvertError if a conversion cannot write to `out`: a file, or a folder with foreign files.
-
-    A finished set there is not refused.
-    """
+    """Raises ConvertError if a conversion cannot write to `out`. A finished set there is not refused."""
     if os.path.lexists(out) and not out.is_dir():
         raise ConvertError(f"{out}: expected a folder, or a free path for one, found {kind_at(out)}")
     try:

@@ -90,10 +90,7 @@ def rename_new(folder: FolderHandle, target: Path) -> None:
 
 
 def rename_without_replacing(folder: Path, target: Path) -> bool:
-    """Renames a folder by Linux's renameat2. Returns False if the system or filesystem does not support this.
-
-    Raises OSError if that fails, FileExistsError if `target` exists.
-    """
+    """Renames a folder by Linux's renameat2. Returns False if the system or filesystem does not support this."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
@@ -123,10 +120,7 @@ def folder_of(lock: Path) -> Path:
 
 
 def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
-    """Returns the temporary folders and locks in a root, also those of running publishers, sorted by name.
-
-    Changes nothing. Raises the errors of os.listdir.
-    """
+    """Returns the temporary folders and locks in a root, also those of running publishers, sorted by name."""
     found = []
     for lock in _locks(Path(root)):
         folder, abandoned, nbytes = folder_of(lock), False, 0
@@ -163,10 +157,7 @@ def _locks(root: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _alone_with(lock: Path, access: int, operation: int) -> Iterator[bool]:
-    """Yields whether the temporary folder of `lock` is abandoned. If it is, holds the lock during the block.
-
-    Raises OSError, such as PermissionError, if this cannot be determined.
-    """
+    """Yields whether the temporary folder of `lock` is abandoned, and then holds the lock. OSError if unknown."""
     locked: bool | None = True
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(FileNotFoundError):

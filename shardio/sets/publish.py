@@ -97,10 +97,7 @@ def publish(
 def _copy_set(
     source: Path, manifest: Manifest, folder: FolderHandle, workers: int, on_progress: Callable[[int, int], None] | None
 ) -> None:
-    """Copies the set's files and then its manifest into `folder`, durably.
-
-    Raises FormatError if a file differs from the manifest, SpaceError if the disk is too full.
-    """
+    """Copies the set's files and then its manifest into `folder`, durably."""
     if manifest.nbytes > (free := shutil.disk_usage(folder.path).free):
         raise SpaceError(
             f"{folder.path.parent}: expected room for {manifest.nbytes:,} bytes, found {free:,} bytes free. Free some "
@@ -134,10 +131,9 @@ def _can_be_renamed(source: Path, root: Path) -> bool:
 
 
 def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]) -> None:
-    """Gives the set's folder and files the permissions of a new folder and a new file in the root.
+    """Gives the set's folder and files the permissions of `like`: a new folder, and the descriptor of a new file.
 
-    `like` has both: the folder, and the file's descriptor. Raises FormatError if the set is incomplete, ConvertError if
-    the folder contains other files, which would be moved too, or if the permissions cannot be changed.
+    Raises FormatError if the set is incomplete, ConvertError if it has other files or permissions cannot be changed.
     """
     sweep_temporaries(source)
     if foreign := sorted(set(os.listdir(source)) - set(names)):

@@ -76,7 +76,7 @@ _filesystems: dict[tuple[int, str, str], Any] = {}
 
 
 class RemoteStorage:
-    """The `shardio.sets.storage.Storage` of a URL. Thread safe, picklable, and usable after a fork.
+    """A URL, with the methods of a `shardio.sets.storage.FolderStorage`. Thread safe, picklable, usable after a fork.
 
     fsspec reads endpoint, credentials and proxy from the environment or from its configuration files.
 
@@ -121,10 +121,7 @@ class RemoteStorage:
         return ""
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` with a file's bytes from `offset` on: see `Storage.read_into`.
-
-        Only checksums show whether the server sent the right bytes.
-        """
+        """Fills `buffer`. Only checksums show whether the server sent the right bytes."""
         try:
             try:
                 self._read_into(entry.file, offset, buffer)
@@ -205,10 +202,7 @@ class RemoteStorage:
         return data
 
     def _ask(self, method: str, *arguments: object, deadline: float | None, **options: object) -> Any:
-        """Returns the result of a method of fsspec's filesystem. Raises TimeoutError at `deadline`.
-
-        A filesystem that does not work by asyncio has no deadline.
-        """
+        """Calls a method of fsspec's filesystem. Only a filesystem that works by asyncio has a deadline."""
         filesystem = _filesystem(self._url)
         if not getattr(filesystem, "async_impl", False):
             return getattr(filesystem, method)(*arguments, **options)

@@ -167,10 +167,7 @@ class ArrayWriter:
 
 
 class RowsFile(AtomicFile):
-    """A file that is written row by row, in order. Its sha256 is computed meanwhile.
-
-    If it gets fewer rows than `expected`, its header changes, and it is read again for its sha256.
-    """
+    """A file that is written row by row, in order, and hashed meanwhile; again if it has fewer rows than `expected`."""
 
     def __init__(self, path: Path | FileAt, row: RowType, expected: int) -> None:
         super().__init__(path)
@@ -196,7 +193,7 @@ class RowsFile(AtomicFile):
         self.num_rows += len(rows)
 
     def seal(self) -> tuple[str, int, str, int]:
-        """Completes the file's content. Returns its name, size, sha256 and number of rows. Only `commit` may follow."""
+        """Completes the content. Returns the file's name, size, sha256 and number of rows. Only `commit` may follow."""
         nbytes, sha256 = self.row.file_nbytes(self.num_rows), self.sha256.hexdigest()
         if self.num_rows != self.expected:
             with naming(self.path):

@@ -93,10 +93,7 @@ class HasClasses(Protocol):
 
 
 def find_labels(of: HasClasses, name: str | int) -> list[int]:
-    """Returns the labels that `name` means; [] if there are none.
-
-    It is a class, or else the readable name of one or several classes, or else a label as a number.
-    """
+    """Returns the labels that `name` means: a class, else the readable name of classes, else a label as a number."""
     if isinstance(name, str):
         if name in of.classes:
             return [of.classes.index(name)]

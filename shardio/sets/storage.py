@@ -12,7 +12,6 @@ import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from shardio.errors import FormatError
 from shardio.format.entries import FileEntry
@@ -27,45 +26,14 @@ from shardio.system.pour import TRANSIENT, Attempts, pour, reading_failed, synce
 from shardio.system.threads import Flag, Stop, ThreadPool
 
 Read = Callable[[FileEntry, int, memoryview], None]
-"""`Storage.read_into`, or a function like it."""
-
-
-class Storage(Protocol):
-    """A folder or URL that holds a set, or folders with sets in them. Read-only, and thread safe."""
-
-    name: str
-    """The folder or URL, for people to read: credentials in a URL are left out."""
-
-    def list_folders(self) -> list[str]:
-        """Returns the names of the folders directly below, sorted. Raises OSError if that fails."""
-
-    def load_manifest(self, digest: str | None = None) -> Manifest:
-        """Returns the manifest of the set: see `manifest_file.load_manifest`.
-
-        Raises OSError if the manifest cannot be read.
-        """
-
-    def path_of(self, entry: FileEntry) -> str:
-        """Returns the path or URL of one of the set's files, for messages."""
-
-    def find_fault(self, manifest: Manifest) -> str:
-        """Returns an error text about the first file that is missing or of the wrong size; "" if there is none.
-
-        Opens no file. Returns "" for a web server, which cannot list sizes. Raises OSError if the listing fails.
-        """
-
-    def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` with the file's bytes from `offset` on. Retries transient errors.
-
-        Raises OSError, which names file and offset, or FormatError if the file ends too early.
-        """
-
-    def close(self) -> None:
-        """Closes files and connections; later reads fail. May be called again."""
+"""`read_into` of a storage, or a function like it."""
 
 
 class FolderStorage:
-    """The Storage of a folder, on any filesystem. Recently read files stay open."""
+    """A folder that holds a set, or folders with sets in them. Read-only, and thread safe. Recent files stay open.
+
+    `name` is the folder, for people to read.
+    """
 
     def __init__(self, folder: str | os.PathLike[str] | FolderHandle) -> None:
         self._opened = folder if isinstance(folder, FolderHandle) else None
@@ -74,17 +42,21 @@ class FolderStorage:
         self._files: OpenFiles[tuple[str | FileAt, FileEntry]] = OpenFiles(lambda file: open_sized(*file), most_open())
 
     def list_folders(self) -> list[str]:
+        """Returns the names of the folders directly below, sorted. Raises OSError if that fails."""
         with os.scandir(self._folder) as entries:
             # Hidden ones are the temporary folders of publishers.
             return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
 
     def load_manifest(self, digest: str | None = None) -> Manifest:
+        """Returns the manifest of the set: see `manifest_file.load_manifest`. Raises OSError if it cannot be read."""
         return load_manifest(self._folder, digest)
 
     def path_of(self, entry: FileEntry) -> str:
+        """Returns the path or URL of one of the set's files, for messages."""
         return f"{self._folder}/{entry.file}"
 
     def find_fault(self, manifest: Manifest) -> str:
+        """Returns an error text about the first file that is missing or of the wrong size, or ""; opens no file."""
         for entry in manifest.files:
             path = self.path_of(entry)
             try:
@@ -98,6 +70,10 @@ class FolderStorage:
         return ""
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` with the file's bytes from `offset` on. Retries transient errors.
+
+        Raises OSError, which names file and offset, or FormatError if the file ends too early.
+        """
         path = self.path_of(entry) if self._opened is None else self._opened / entry.file
         attempts = Attempts()
         done = 0
@@ -121,7 +97,11 @@ class FolderStorage:
             del file  # or a caller that keeps an error would keep the file open
 
     def close(self) -> None:
+        """Closes files and connections; later reads fail. May be called again."""
         self._files.close()
+
+
+Storage = FolderStorage | RemoteStorage
 
 
 def open_storage(place: str | os.PathLike[str]) -> Storage:
@@ -155,10 +135,7 @@ class FileCopier:
         self._failed = Flag()
 
     def copy(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> None:
-        """Copies the files `entries` into `folder`; only some of them if `stop` is set meanwhile.
-
-        Raises FormatError if a file of the storage is damaged.
-        """
+        """Copies the files `entries` into `folder`. Raises FormatError if a file of the storage is damaged."""
         self.each(lambda entry: self._copy(folder / entry.file, entry), entries)
 
     def find_damaged(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> list[FileEntry]:
@@ -181,10 +158,7 @@ class FileCopier:
         return [entry for entry in entries if entry in damaged]
 
     def each(self, do: Callable[[FileEntry], None], entries: Sequence[FileEntry]) -> None:
-        """Calls `do` with each of `entries`, in threads. When a call fails, no further call starts.
-
-        Raises the error of the first entry whose call failed.
-        """
+        """Calls `do` with each of `entries`, in threads. Raises the first error, after which no further call starts."""
         self._failed = Flag()
 
         def work(entry: FileEntry) -> None:

@@ -233,10 +233,7 @@ def is_abandoned(name: str, written: float, *, locked: bool) -> bool:
 
 
 def _boot_time() -> float:
-    """Returns when this machine booted, minus a minute as clocks of servers differ, in seconds since the epoch.
-
-    Returns 0 where the system does not tell (macOS).
-    """
+    """Returns when this machine booted, minus a minute as clocks of servers differ; 0 if unknown."""
     if not hasattr(time, "CLOCK_BOOTTIME"):  # macOS
         return 0.0
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 60.0
@@ -300,19 +297,13 @@ def _temporaries(folder: Path | FolderHandle) -> list[str]:
 
 
 def reserve(descriptor: int, nbytes: int) -> None:
-    """Allocates the first `nbytes` of a file, so a full disk raises OSError now and not halfway through.
-
-    Does nothing if the filesystem cannot allocate ahead. Then the writes themselves report a full disk.
-    """
+    """Allocates the first `nbytes` of a file, if the filesystem can, so a full disk raises OSError now."""
     if hasattr(os, "posix_fallocate"):  # not on macOS
         _can((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS), os.posix_fallocate, descriptor, 0, nbytes)
 
 
 def _can(refusals: Sequence[int], call: Callable[..., object], *arguments: Any, **options: Any) -> bool:
-    """Calls `call` and returns True. Returns False if it raises an OSError whose errno is in `refusals`.
-
-    Other errors pass through.
-    """
+    """Calls `call` and returns True. Returns False if it raises an OSError whose errno is in `refusals`."""
     try:
         call(*arguments, **options)
     except OSError as error:
@@ -332,17 +323,11 @@ _NO_CLONE = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENO
 
 
 def try_link(source: str | Path, target: str | Path | FileAt) -> bool:
-    """Makes `target` a hard link to `source`. Returns whether that worked: False if the system allows no such link.
-
-    Raises FileExistsError if `target` exists, and any other OSError.
-    """
+    """Makes `target` a hard link to `source`. Returns False if the system allows no such link."""
     name, folder = at(target)
     return _can(_NO_LINK, os.link, source, name, dst_dir_fd=folder, follow_symlinks=False)
 
 
 def try_clone(source: OpenFile, descriptor: int) -> bool:
-    """Clones `source` into the open file `descriptor`: both share blocks until either is written to.
-
-    Returns whether that worked: False if the filesystem cannot clone the file.
-    """
+    """Clones `source` into an open file: both share blocks. Returns False if the filesystem cannot clone the file."""
     return _can(_NO_CLONE, fcntl.ioctl, descriptor, _FICLONE, source.fileno())

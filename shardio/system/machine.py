@@ -52,7 +52,7 @@ def _cgroups_cores(proc: Path, cgroups: Path) -> Iterator[float]:
 def memory_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     """Returns the bytes of memory that this process and its page cache can still take; None if unknown.
 
-    Page cache counts as free, as the kernel reclaims it. So a set in the page cache does not reduce the result.
+    Page cache counts as free, as the kernel reclaims it.
     """
     found = list(_cgroups_left(proc, cgroups))
     with contextlib.suppress(OSError, KeyError):
@@ -71,10 +71,7 @@ def _cgroups_left(proc: Path, cgroups: Path) -> Iterator[int]:
 
 
 def _cgroups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """Yields (folder, is cgroups v2) for this process's cgroup and each cgroup above, as any of them may set limits.
-
-    `controller` is "cpu" or "memory": the files that set this kind of limit are in the folder.
-    """
+    """Yields (folder, is cgroups v2) for this process's cgroup and each above; `controller` is "cpu" or "memory"."""
     try:
         lines = (proc / "self" / "cgroup").read_text(errors="surrogateescape").splitlines()
     except OSError:

@@ -139,10 +139,7 @@ def open_file(path: str | os.PathLike[str] | FileAt, flags: int, mode: int = 0o6
 
 
 def open_nameless() -> OpenFile:
-    """Returns a new temporary file without a name, opened for reading and writing. It is gone once it is closed.
-
-    An interrupt leaves no name behind: no Python runs between the calls that make the name and remove it.
-    """
+    """Returns a new nameless temporary file. No Python runs between the calls that make its name and remove it."""
     path = os.path.join(tempfile.gettempdir(), f"shardio-{secrets.token_hex(8)}")
     try:
         return open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -228,10 +225,9 @@ def kind_at(path: Path) -> str:
 
 
 def open_regular(path: str | Path | FileAt) -> tuple[OpenFile, int]:
-    """Opens a file of a shard set by `open_untrusted`. Returns the open file and its size in bytes.
+    """Opens a file of a shard set by `open_untrusted`. Returns it and its size, read from the descriptor.
 
-    Raises FormatError if the file does not exist or is not a regular file. Type and size are read from the descriptor,
-    so they belong to the file that is then read or mapped.
+    Raises FormatError if the file does not exist or is not a regular file.
     """
     try:
         file = open_untrusted(path)

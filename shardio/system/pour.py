@@ -197,7 +197,7 @@ def set_direct(descriptor: int, on: bool = True) -> None:
 def direct_alignment(path: str | Path) -> int | None:
     """Returns the alignment in bytes that O_DIRECT needs for this file; None if O_DIRECT cannot read the file.
 
-    Reads the file to find out, as some filesystems and kernels do not report the alignment, or only seem to support it.
+    Reads the file to find out, as some systems do not report it.
     """
     try:
         file, _ = open_regular(path)

@@ -74,10 +74,7 @@ class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
         return {**super().format_dict, "ncols": _columns()}
 
     def refresh(self, *arguments: Any, **options: Any) -> Any:
-        """Draws the bar, or writes a line to a log. Returns False if it is too early for a line.
-
-        A log gets no line during the first 30 seconds.
-        """
+        """Draws the bar, or writes a line to a log: none during the first 30 seconds."""
         if not self.is_log or self._time() - getattr(self, "start_t", self._time()) >= self.delay:
             return super().refresh(*arguments, **options)
         return False

@@ -469,7 +469,7 @@ def test_a_lock_that_another_process_keeps_is_waited_for_no_longer_than_an_evict
     monkeypatch.setattr(leases, "_LEASE_SECONDS", 0.05)
     put_copy(cache, A)
     with another_process(HOLD, cache.folder / f"{A}.lock") as process:
-        message = rf"process {process.pid}.*{A}\.lock"
+        message = rf"process \({process.pid}\).*{A}\.lock"
         with must_not_block(), pytest.raises(TimeoutError, match=message):
             cache.lease(A)
         script = f"{IMPORTS}\nprint(flush=True)\nCache(sys.argv[1]).lease(sys.argv[2])"

@@ -78,13 +78,12 @@ def test_index_headers_are_these_bytes() -> None:
     assert index_header(1281167, 28) == imagenet
 
 
-@pytest.mark.parametrize("num_samples", [1, 9, 10, 1281167, 10**10, 1 << 53])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (224, 224, 3), (65536, 65536, 65536)])
-def test_every_header_is_one_page(num_samples: int, shape: tuple[int, int, int]) -> None:
+def test_every_header_is_one_page() -> None:
     assert HEADER_NBYTES == 4096
-    assert len(shard_header(num_samples, shape)) == 4096
-    for key_nbytes in (4, 12, 65532):
-        assert len(index_header(num_samples, key_nbytes)) == 4096
+    for num_samples in (1, 9, 10, 1281167, 10**10, 1 << 53):
+        headers = [shard_header(num_samples, (size, size, size)) for size in (1, 224, 65536)]
+        headers += [index_header(num_samples, key_nbytes) for key_nbytes in (4, 12, 65532)]
+        assert {len(header) for header in headers} == {4096}
 
 
 # --- index rows ------------------------------------------------------------------------------------------------------

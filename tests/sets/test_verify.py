@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from deadlines import must_not_block
 from folders import flip
@@ -144,13 +143,13 @@ def test_every_flipped_bit_of_the_pixels_is_named_by_sample(out: Path) -> None:
     for name, first, count in SHARDS:
         split = name.split("-")[0]
         for position in range(count):
-            for where in (0, 7 * position % NBYTES, NBYTES - 1):
-                flip(out / name, 4096 + position * NBYTES + where, position % 8)
-                problem = only(found(out), name)
-                assert problem.samples == (first + position,), where
-                assert "sha256: expected" in problem.detail
-                assert f"damaged samples: {first + position} ({split}/{first + position}.png)" in problem.detail
-                flip(out / name, 4096 + position * NBYTES + where, position % 8)
+            where = (0, NBYTES - 1, 7 * position % NBYTES)[position % 3]
+            flip(out / name, 4096 + position * NBYTES + where, position % 8)
+            problem = only(found(out), name)
+            assert problem.samples == (first + position,), where
+            assert "sha256: expected" in problem.detail
+            assert f"damaged samples: {first + position} ({split}/{first + position}.png)" in problem.detail
+            flip(out / name, 4096 + position * NBYTES + where, position % 8)
 
 
 def test_quick_looks_at_labels_and_not_at_pixels(out: Path) -> None:
@@ -177,7 +176,7 @@ def test_a_long_list_of_samples_is_cut_in_the_text_alone(tmp_path: Path) -> None
 # --- sizes, headers, absence -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "first", "count"), SHARDS)
+@pytest.mark.parametrize(("name", "first", "count"), SHARDS[1:3])
 def test_a_shard_of_another_size_has_lost_what_is_not_there(out: Path, name: str, first: int, count: int) -> None:
     data = (out / name).read_bytes()
     for size in (0, 1, 4095, 4096, 4097, 4096 + NBYTES, 4096 + 2 * NBYTES - 1, len(data) - 1, len(data) + NBYTES):
@@ -193,7 +192,7 @@ def test_a_shard_of_another_size_has_lost_what_is_not_there(out: Path, name: str
 
 
 def test_a_damaged_header_is_found_and_the_samples_are_sound(out: Path) -> None:
-    for at in (*range(0, 4096, 97), 4095):
+    for at in (*range(0, 4096, 500), 4095):
         flip(out / "train-00001.npy", at, at % 8)
         for how in HOWS:
             problem = only(found(out, **how), "train-00001.npy")
@@ -203,7 +202,7 @@ def test_a_damaged_header_is_found_and_the_samples_are_sound(out: Path) -> None:
         flip(out / "train-00001.npy", at, at % 8)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ["train-00001.npy", "val-index.npy", "rejects.jsonl"])
 def test_a_missing_file_or_what_is_no_regular_file_is_found_without_blocking(out: Path, name: str) -> None:
     (out / name).rename(out / "elsewhere")
     lost = {shard: tuple(range(first, first + count)) for shard, first, count in SHARDS}.get(name, ())
@@ -270,24 +269,15 @@ def test_without_classes_any_label_is_right(tmp_path: Path) -> None:
 # --- a subset of the samples -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [1e-9, 0.05, 0.3, 0.5, 1])
-@pytest.mark.parametrize("num_samples", [1, 2, 7, 100, 1001])
-def test_a_subset_has_at_least_its_share_of_every_shard_each_sample_once(share: float, num_samples: int) -> None:
-    chosen = [draw_share(num_samples, share, 7, shard).tolist() for shard in range(30)]
-    for positions in chosen:
-        assert num_samples * share <= len(positions) < num_samples * share + 1
-        assert positions == sorted(set(positions))
-        assert 0 <= positions[0] <= positions[-1] < num_samples
-    if share < 1 < num_samples:
-        assert len(set(map(tuple, chosen))) > 1  # not the same positions in every shard
-
-
-def test_subsets_of_many_seeds_leave_nothing_out() -> None:
-    hits = np.zeros(200, np.int64)
-    for seed in range(1000):
-        hits[draw_share(200, 0.05, seed, 3)] += 1
-    assert hits.sum() == 1000 * 10
-    assert 20 <= hits.min() <= hits.max() <= 90  # 50 each; six standard deviations are 41
+def test_a_subset_has_at_least_its_share_of_every_shard_each_sample_once() -> None:
+    for share, num_samples in itertools.product((1e-9, 0.05, 0.3, 0.5, 1), (1, 2, 7, 100, 1001)):
+        chosen = [draw_share(num_samples, share, 7, shard).tolist() for shard in range(10)]
+        for positions in chosen:
+            assert num_samples * share <= len(positions) < num_samples * share + 1
+            assert positions == sorted(set(positions))
+            assert 0 <= positions[0] <= positions[-1] < num_samples
+        if share < 1 < num_samples:
+            assert len(set(map(tuple, chosen))) > 1  # not the same positions in every shard
 
 
 def test_a_subset_reads_its_samples_and_all_that_is_no_shard(out: Path) -> None:
@@ -408,12 +398,12 @@ def failing_reads(fails: Callable[[str], bool]) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", ["manifest.json", *FILES])
-def test_an_unreadable_file_is_found_and_named(out: Path, name: str) -> None:
-    with failing_reads(lambda reading: reading == name):
-        problem = only(verify(out, workers=1).problems, name)
-    assert problem.detail.startswith(f"{out / name}: expected a readable file, found: Input/output error")
-    assert len(problem.samples) == {shard: count for shard, _, count in SHARDS}.get(name, 0)
+def test_an_unreadable_file_is_found_and_named(out: Path) -> None:
+    for unreadable in ("manifest.json", *FILES):
+        with failing_reads(lambda name, unreadable=unreadable: name == unreadable):
+            problem = only(verify(out, workers=1).problems, unreadable)
+        assert problem.detail.startswith(f"{out / unreadable}: expected a readable file, found: Input/output error")
+        assert len(problem.samples) == {shard: count for shard, _, count in SHARDS}.get(unreadable, 0)
 
 
 def test_every_single_failing_read_is_a_problem_and_not_a_crash(out: Path) -> None:
