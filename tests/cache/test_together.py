@@ -318,6 +318,7 @@ def test_a_node_goes_on_alone_if_rank_0_ends_before_they_have_agreed_and_a_loade
     make_set: Callable[..., Path], tmp_path: Path
 ) -> None:
     src, said, meeting = make_set(20), list[str](), Meeting(Gone(), 1, 2, "127.0.0.1")
+    assert meeting._host == "127.0.0.1"  # where others reach this node: not the address of no interface
     report = stage(src, tmp_path / "cache", together=meeting, on_message=said.append)
     assert contents(Path(report.path)) == contents(src)
     assert said == ["rank 0 does not answer: Broken pipe: this node goes on alone"]
