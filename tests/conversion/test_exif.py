@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 
 import numpy as np
@@ -35,9 +36,8 @@ def orientation_in(block: bytes) -> int:
 
 @pytest.mark.parametrize("prefix", [b"", b"Exif\0\0"])
 @pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_every_orientation_is_read_in_both_byte_orders(orientation: int, order: str, prefix: bytes) -> None:
-    for before, skip in ((0, 0), (1, 0), (30, 0), (2, 100)):
+def test_every_orientation_is_read_in_both_byte_orders(order: str, prefix: bytes) -> None:
+    for orientation, (before, skip) in itertools.product(range(1, 9), ((0, 0), (1, 0), (30, 0), (2, 100))):
         assert orientation_in(prefix + exif(orientation, order, before=before, skip=skip)) == orientation
 
 
@@ -72,7 +72,7 @@ def test_a_block_cut_at_any_byte_means_upright_or_what_it_said() -> None:
         assert orientation_in(block[:length]) == (6 if length >= end else 1), length
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_bytes_give_an_orientation(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(300):

@@ -17,7 +17,6 @@ from command import assert_one_clear_error, run_forked
 from conversions import run_on
 
 from shardio.conversion.convert import convert
-from shardio.conversion.options import Progress
 from shardio.conversion.sources.table import Table
 from shardio.errors import ConvertError, SourceError, SpaceError
 
@@ -81,17 +80,6 @@ def test_nothing_is_left_of_a_start_that_fails(
             convert(image_tree, out, **{**OPTIONS, **options})
     assert tree_of(tmp_path) == before
     assert convert(image_tree, out, **OPTIONS).digest
-
-
-def test_what_was_worked_on_is_an_unfinished_conversion(image_tree: Path, tmp_path: Path) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.done == 1:
-            raise KeyboardInterrupt
-
-    out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        convert(image_tree, out, **OPTIONS, on_progress=stop)
-    assert tree_of(out) == [".convert", f".convert/{PLAN}"]
 
 
 def test_an_unfinished_conversion_stays_one_when_going_on_fails(
@@ -165,7 +153,6 @@ def test_a_missing_library_is_told_before_the_images_are_listed(
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--size", "65536"], 1, "Make room, or choose a smaller size"),
         (["--scheduler", "tcp://127.0.0.1:1"], 1, "tcp://127.0.0.1:1: expected a Dask scheduler, found none"),
         (["--scheduler", "nonsense://x"], 2, "scheduler must be an address such as tcp://host:8786"),
     ],

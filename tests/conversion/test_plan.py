@@ -71,7 +71,7 @@ def test_source_order_is_the_order_of_listing() -> None:
 # --- shards -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("per_shard", [1, 2, 3, 7, 10, 50])
+@pytest.mark.parametrize("per_shard", [1, 3, 10, 50])
 def test_shards_cover_all_sources_exactly_once_and_evenly(per_shard: int) -> None:
     for count in range(1, 51):
         chosen = options(per_shard=per_shard)
@@ -84,10 +84,9 @@ def test_shards_cover_all_sources_exactly_once_and_evenly(per_shard: int) -> Non
         assert [task.number for task in tasks] == list(range(len(tasks)))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_no_shard_is_larger_than_the_shard_size_unless_one_sample_is(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    for _ in range(200):
+def test_no_shard_is_larger_than_the_shard_size_unless_one_sample_is() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
         height, width = (int(n) for n in rng.integers(1, 40, 2))
         shard_nbytes, count = int(rng.integers(1, 60_000)), int(rng.integers(1, 300))
         chosen = ConvertOptions(size=(height, width), shard_size=shard_nbytes)
@@ -95,7 +94,7 @@ def test_no_shard_is_larger_than_the_shard_size_unless_one_sample_is(seed: int) 
         one = HEADER_NBYTES + height * width * 3
         for task in tasks:
             assert task.nbytes == HEADER_NBYTES + len(task.sources) * height * width * 3
-            assert task.nbytes <= max(shard_nbytes, one), (seed, height, width, shard_nbytes, count)
+            assert task.nbytes <= max(shard_nbytes, one), (height, width, shard_nbytes, count)
         # There are no more shards than are needed.
         fit_in = max(1, (shard_nbytes - HEADER_NBYTES) // (height * width * 3))
         assert len(tasks) == -(-count // fit_in)

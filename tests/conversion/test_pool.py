@@ -230,9 +230,9 @@ def test_an_interrupt_cancels_what_is_not_begun_and_stops_what_is(
 
     monkeypatch.setattr(TaskLine, "report", wait)
     picture = random_picture(np.random.default_rng(3), 160, 200)
-    for number in range(600):
+    for number in range(60):
         write_jpeg(tmp_path / "src" / "a" / f"{number:03}.jpg", picture)
-    options: dict[str, Any] = {"size": 64, "shard_size": 4096 + 200 * 64 * 64 * 3, "labels": "folders"}
+    options: dict[str, Any] = {"size": 64, "shard_size": 4096 + 20 * 64 * 64 * 3, "labels": "folders"}
 
     def stop(progress: Progress) -> None:
         if progress.done:
@@ -252,7 +252,7 @@ def test_an_interrupt_cancels_what_is_not_begun_and_stops_what_is(
         assert [future.cancelled() for future in futures] == [False, True, True]
         assert isinstance(futures[0].exception(60), Stop)
     assert sorted(hashes(out)) == [".convert/plan.json"]
-    assert convert(tmp_path / "src", out, **options, workers=2).num_converted == 600
+    assert convert(tmp_path / "src", out, **options, workers=2).num_converted == 60
 
 
 @pytest.mark.usefixtures("no_waiting")
@@ -437,7 +437,7 @@ def begin(pool: ThreadPoolExecutor, task: ShardTask, number: int) -> tuple[Futur
 
 
 @pytest.mark.parametrize("first_ends_first", [True, False])
-@pytest.mark.parametrize(("first", "second"), [(11, 1), (7, 1), (7, 4), (3, 7), (2, 2)])
+@pytest.mark.parametrize(("first", "second"), [(11, 1), (3, 7), (2, 2)])
 def test_two_workers_that_do_one_task_at_once_give_the_same_shard_and_do_no_harm(
     task: ShardTask, out: Path, first: int, second: int, first_ends_first: bool
 ) -> None:

@@ -7,10 +7,8 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import assert_one_clear_error, shardio
+from command import assert_one_clear_error, run_python, shardio
 from conversions import OPTIONS as PLAIN
 from conversions import TWO_PROCESSES
 from disks import FailingDisk
@@ -141,8 +139,16 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 # --- what is made again -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", FILES)
+# Each kind of file with each damage that can mean something else there.
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *(("train-00000.npy", damage) for damage in DAMAGES),
+        *zip(FILES[1:], [*DAMAGES, *DAMAGES], strict=False),
+        ("train-index.npy", "another bit"),
+        ("rejects.jsonl", "missing"),
+    ],
+)
 def test_any_damage_to_any_file_is_repaired_to_the_byte_and_nothing_else_is_touched(
     source: Path, sound: Path, out: Path, name: str, damage: str
 ) -> None:
@@ -169,7 +175,7 @@ def test_swapped_shards_are_repaired_and_an_intact_set_is_left_alone(source: Pat
     assert hashes(out) == hashes(sound)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_combination_of_damages_is_repaired(source: Path, sound: Path, out: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     names = [name for name in FILES if rng.random() < 0.6] if seed else FILES
@@ -204,7 +210,7 @@ def test_records_that_a_killed_conversion_left_do_not_stand_for_damaged_files(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"fit": "pad", "size": (12, 20)}, {"order": "shuffled", "seed": 9}, {"resample": "bilinear", "fit": "squash"}],
+    [{"fit": "pad", "size": (12, 20), "order": "shuffled", "seed": 9}, {"resample": "bilinear", "fit": "squash"}],
 )
 def test_the_options_are_those_that_the_set_was_made_with(
     image_tree: Path, tmp_path: Path, options: dict[str, Any]
@@ -430,17 +436,18 @@ def repair_or_error(out: Path, source: Path) -> OSError | ConvertError | None:
     return None
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_fails_at_any_call_leaves_every_file_as_it_was_or_as_it_shall_be(
-    source: Path, sound: Path, out: Path, code: int, monkeypatch: pytest.MonkeyPatch
+    source: Path, sound: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes = ("write", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "link")
     monkeypatch.setattr("disks.DISK_CALLS", writes)
     first = 0
     while True:
         first += 1
-        damaged = damage_all(out)
-        disk = FailingDisk(first, code, for_good=first % 2 == 0)
+        for name in ("val-00000.npy", "val-index.npy"):  # of the smaller split: all of its tasks do their work again
+            flip(out / name, -2)
+        damaged = hashes(out)
+        disk = FailingDisk(first, errno.EIO if first % 3 else errno.ENOSPC, for_good=first % 2 == 0)
         with disk.installed():
             error = repair_or_error(out, source)
         assert error or hashes(out) == hashes(sound), disk
@@ -451,10 +458,10 @@ def test_a_disk_that_fails_at_any_call_leaves_every_file_as_it_was_or_as_it_shal
         assert hashes(out) == hashes(sound)
         if not disk.failed:
             break
-    assert first > 40
+    assert first > 10
 
 
-@pytest.mark.parametrize("after", [1, 4, 9, 15])
+@pytest.mark.parametrize("after", [1, 9])
 def test_an_interrupt_leaves_no_trace_and_the_same_call_goes_on(
     source: Path, sound: Path, out: Path, after: int
 ) -> None:
@@ -489,7 +496,7 @@ def test_progress_reaches_the_total(source: Path, out: Path) -> None:
 
 
 def test_repairs_at_the_same_time_all_succeed(source: Path, sound: Path, out: Path) -> None:
-    for _ in range(5):
+    for _ in range(2):
         damage_all(out)
         barrier = threading.Barrier(3)
         errors: list[BaseException] = []
@@ -510,50 +517,27 @@ def test_repairs_at_the_same_time_all_succeed(source: Path, sound: Path, out: Pa
         assert hashes(out) == hashes(sound)
 
 
-@pytest.fixture
-def slow_repair(source: Path, out: Path) -> Iterator[Callable[[int], subprocess.Popen[bytes]]]:
-    """slow_repair(after): a process that repairs `out` and stops for a minute when `after` sources are done."""
-    program = (
-        "import sys, time\nfrom shardio.conversion.repair import repair\n"
-        "def wait(done, total):\n"
-        "    if done >= int(sys.argv[3]):\n        print('there', flush=True)\n        time.sleep(60)\n"
-        "repair(sys.argv[1], sys.argv[2], workers=1, on_progress=wait)\n"
-    )
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(after: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", program, str(out), str(source), str(after)]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
-        assert started[-1].stdout is not None
-        assert started[-1].stdout.readline() == b"there\n"
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-
-
 def temporaries(out: Path) -> list[str]:
     return [path.name for path in out.iterdir() if path.name.endswith(".tmp")]
 
 
-@pytest.mark.parametrize("after", [1, 5, 14])
 def test_a_killed_repair_leaves_no_torn_file_and_the_next_one_sweeps_and_goes_on(
-    source: Path, sound: Path, out: Path, after: int, slow_repair: Callable[[int], subprocess.Popen[bytes]]
+    source: Path, sound: Path, out: Path
 ) -> None:
+    """It is killed when five sources are done, and their shard is not."""
     damaged = damage_all(out)
-    process = slow_repair(after)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    program = (
+        "import os, sys\nfrom shardio.conversion.repair import repair\n"
+        "def kill(done, total):\n    if done == 5:\n        os.kill(os.getpid(), 9)\n"
+        "repair(sys.argv[1], sys.argv[2], workers=1, on_progress=kill)\n"
+    )
+    assert run_python("-c", program, out, source).returncode == -signal.SIGKILL
     assert len(temporaries(out)) == 1
     whole = hashes(sound)
     for name, digest in hashes(out).items():
         assert name in temporaries(out) or digest in (damaged[name], whole[name]), name
     report = repair(out, source)
-    assert len(report.repaired) == len(FILES) - finished_before(after)
+    assert len(report.repaired) == len(FILES) - finished_before(5)
     assert hashes(out) == whole
 
 
