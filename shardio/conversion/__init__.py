@@ -1,5 +1,5 @@
 """Converts images or arrays into a published set. The entry point is `convert`.
 
-`sources` lists the images, `images` decodes them, `writing` writes the set, and `engines` runs the tasks on threads,
+`sources` lists the images, `images` decodes them, `writing` writes the set, and `engine` runs the tasks on threads,
 processes or a cluster.
 """

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from shardio.conversion.arrays import ArraySpec
 from shardio.conversion.claim import claimed, leave, published
 from shardio.conversion.collect import Src, check, collect
-from shardio.conversion.engines.engine import Engine
+from shardio.conversion.engine import Engine
 from shardio.conversion.options import ConvertOptions, Progress, count_bad, count_workers, with_options
 from shardio.conversion.plan import Plan, ShardTask, library_versions, make_plan
 from shardio.conversion.records import (

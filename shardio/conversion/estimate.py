@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.collect import check, collect
-from shardio.conversion.engines.engine import THREADS_PER_PROCESS
+from shardio.conversion.engine import THREADS_PER_PROCESS
 from shardio.conversion.options import ConvertOptions, count_bad, count_workers
 from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.records import Reject

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.collect import MASK, annotate, check, readings
-from shardio.conversion.engines.engine import Engine
+from shardio.conversion.engine import Engine
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions, Labels, count_workers
 from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan

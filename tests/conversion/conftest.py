@@ -13,8 +13,8 @@ from conversions import OPTIONS
 from folders import hashes
 from pictures import encode, random_picture
 
+from shardio.conversion import engine
 from shardio.conversion.convert import convert
-from shardio.conversion.engines import engine
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.verify import verify
 
@@ -24,7 +24,9 @@ def workers_that_have_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forks workers from the process that has torch imported (tests/support/command.py), where spawned ones would
     import it. They do not inherit anything either. Commands and scripts spawn theirs, and so do the tests of storms."""
     quick = multiprocessing.get_context("forkserver")
-    monkeypatch.setattr(engine, "multiprocessing", SimpleNamespace(get_context=lambda name: quick))
+    monkeypatch.setattr(
+        engine, "multiprocessing", SimpleNamespace(get_context=lambda name: quick, parent_process=lambda: None)
+    )
 
 
 @pytest.fixture

@@ -43,9 +43,9 @@ WAYS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, dict[str, Any
     "no room": (no_room, {}, SpaceError),
     "no room for the plan": (full_disk("claim.write_atomic"), {}, SpaceError),
     "no room for the folder": (full_disk("claim.make_folder"), {}, SpaceError),
-    "workers unlike": (raising("engines.pool._work", ConvertError("host has another torch")), {}, ConvertError),
+    "workers unlike": (raising("engine._work", ConvertError("host has another torch")), {}, ConvertError),
     "no worker process": (
-        raising("engines.engine.ProcessPoolExecutor.submit", BrokenProcessPool()),
+        raising("engine.ProcessPoolExecutor.submit", BrokenProcessPool()),
         {},
         ConvertError,
     ),

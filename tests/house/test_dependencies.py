@@ -38,7 +38,7 @@ def packages_of(module: str) -> set[str]:
         ("jinja2", {"viewing"}),
         ("simplejpeg", {"conversion.images.decode"}),
         ("scipy", {"conversion.sources.imagenet"}),
-        ("distributed", {"conversion.engines.engine"}),
+        ("distributed", {"conversion.engine"}),
         ("pyarrow", {"sets.given"}),
         ("fsspec", {"sets.remote"}),
     ],

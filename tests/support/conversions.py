@@ -16,8 +16,7 @@ import pytest
 from folders import hashes
 
 from shardio.conversion.convert import convert
-from shardio.conversion.engines.engine import Engine
-from shardio.conversion.engines.pool import Pool, run_on_pool
+from shardio.conversion.engine import Engine, Pool, run_on_pool
 from shardio.conversion.images.decode import DecodedImage, decode_image
 from shardio.conversion.options import FitMode, Progress, Resample
 from shardio.conversion.plan import ShardTask

@@ -51,7 +51,7 @@ from faulty_disk import Fault, FaultyDisk, kinds_of
 from PIL import Image
 
 from shardio.conversion import convert as converter
-from shardio.conversion.engines import engine
+from shardio.conversion import engine
 from shardio.conversion.writing import shard_file as writer
 from shardio.errors import ShardioError
 from shardio.system.machine import usable_cores
