@@ -16,17 +16,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversions import rejects, run_on, undisturbed
+from conversions import run_on, undisturbed
 from deadlines import must_not_block
 from folders import hashes, stamps
 from pictures import random_picture, write_jpeg
 from storages import scan_tree
 
+from shardio.conversion import engine as executors
 from shardio.conversion import task as shardtask
 from shardio.conversion.convert import convert
-from shardio.conversion.engines import pool as executors
-from shardio.conversion.engines.engine import Engine
-from shardio.conversion.engines.pool import Pool, TaskLine, Terms, run_on_pool
+from shardio.conversion.engine import Engine, Pool, TaskLine, Terms, run_on_pool
 from shardio.conversion.options import ConvertOptions, Progress
 from shardio.conversion.plan import ShardTask, library_versions, make_plan
 from shardio.conversion.records import ShardRecord, load_record, refused_so_far
@@ -98,24 +97,6 @@ def test_a_pool_makes_the_same_set(
     assert (report.num_converted, report.num_sources, report.num_shards) == (18, 18, 6)
     assert seen[-1] == Progress(18, 0, 18)
     assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
-
-
-def test_only_what_is_not_done_is_submitted(
-    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.done >= 7:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert(image_tree, out, **OPTIONS, workers=1, on_progress=stop)
-    here = Here()
-    run_on(here, monkeypatch)
-    report = convert(image_tree, out, **OPTIONS)
-    assert (here.submitted, report.num_converted) == (4, 12)
-    assert hashes(out) == finished
-    convert(image_tree, out, **OPTIONS)
-    assert here.submitted == 4
 
 
 def test_a_pool_has_no_more_tasks_at_a_time_than_it_wants(image_tree: Path, out: Path) -> None:
@@ -253,27 +234,6 @@ def test_an_interrupt_cancels_what_is_not_begun_and_stops_what_is(
         assert isinstance(futures[0].exception(60), Stop)
     assert sorted(hashes(out)) == [".convert/plan.json"]
     assert convert(tmp_path / "src", out, **options, workers=2).num_converted == 60
-
-
-@pytest.mark.usefixtures("no_waiting")
-def test_past_the_limit_of_refused_images_nothing_is_published_and_all_are_listed(
-    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = ["train/n01/n01_1.JPEG", "train/n03/n03_3.JPEG", "val/n03/n03_1.JPEG"]
-    sound = {name: (image_tree / name).read_bytes() for name in names}
-    for name in names:
-        (image_tree / name).write_bytes(b"")
-    with ThreadPoolExecutor(1) as pool:  # with two, the last source may stop the shard before its own
-        run_on(pool, monkeypatch)
-        with pytest.raises(ConvertError, match="expected at most 2 refused images of 18, found 3 after") as caught:
-            convert(image_tree, out, **OPTIONS, max_bad=2)
-        assert "mend them and run the same command again" in str(caught.value)
-        assert not (out / "manifest.json").exists()
-        assert [line["key"] for line in rejects(out)] == names
-        for name, data in sound.items():
-            (image_tree / name).write_bytes(data)
-        assert convert(image_tree, out, **OPTIONS, max_bad=2).num_converted == 9
-    assert hashes(out) == finished
 
 
 def test_a_set_that_another_process_publishes_meanwhile_is_taken(
