@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
+from command import run_forked
 
 from shardio.cli.main import cli
 
@@ -15,8 +14,7 @@ from shardio.cli.main import cli
 def test_click_completes_commands_and_options() -> None:
     def completed(words: str) -> str:
         variables = {"_SHARDIO_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        command = [sys.executable, "-m", "shardio"]
-        return subprocess.run(command, env=os.environ | variables, stdout=subprocess.PIPE, text=True, check=True).stdout
+        return run_forked("shardio", env=os.environ | variables).stdout
 
     assert completed("shardio conv") == "plain,convert\n"
     assert completed("shardio convert --fit c") == "plain,crop\n"
