@@ -1,14 +1,9 @@
 """Measures how fast this machine reads a set: a loader, and the limits of the machine.
 
-In each round, the loader and each limit are measured once, one after the other. A ratio compares two measurements of
-the same round, so it holds on a noisy machine where an absolute figure does not. The limit depends on how samples are
-read: "mmap" and "pread" copy from the page cache, limited by memcpy and np.take; "direct" reads from the disk, limited
-by plain O_DIRECT reads. Nothing is dropped from the page cache here: benchmarks/cold.py measures the first epoch of a
-set that is not cached.
-
-A measurement makes two passes and times the second, once the pipeline is full, because only the first epoch of a job
-pays for touching memory for the first time. The second pass reads the batches of the first pass again, except for
-"direct" and its limit, which read other batches that no disk or hypervisor has cached.
+A ratio compares two measurements of the same round, so it holds on a noisy machine where an absolute figure does not.
+A measurement makes two passes and times the second, because only the first epoch of a job pays for touching memory for
+the first time. The second pass reads the batches of the first pass again, except for "direct" and its limit, which
+read other batches that no disk or hypervisor has cached. Nothing is dropped from the page cache here.
 """
 
 from __future__ import annotations
