@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.array_files import PartWriter, make_values
-from shardio.conversion.images.decode import decode_image
+from shardio.conversion.arrays import ArraySpec
+from shardio.conversion.images.decode import DecodedImage, decode_image, turn
+from shardio.conversion.images.mask import decode_mask
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import (
+    ArrayPart,
     MendedSource,
     Reject,
     ShardRecord,
@@ -33,8 +35,10 @@ from shardio.conversion.records import (
 from shardio.conversion.sources.collection import DatasetItem, Source, digest
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter
 from shardio.errors import DecodeError
+from shardio.format.entries import ArrayShard
 from shardio.format.layout import crc32
 from shardio.sets.levels import sum_levels
+from shardio.sets.rows import RowsFile, crc32s_of
 
 # Samples that are begun, at least, beyond the block that is waited for: enough for no thread to run dry. Fewer if the
 # values of their arrays are large.
@@ -75,11 +79,11 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Prepared
             found = task.origin.read(source)
             if fit is None:
                 assert isinstance(found, DatasetItem)
-                return PreparedSample(source.key, found.label, (0, 0), 0, "", make_values(task, source, found, None))
+                return PreparedSample(source.key, found.label, (0, 0), 0, "", _make_values(task, source, found, None))
             image, label = (found.image, found.label) if isinstance(found, DatasetItem) else (found, source.indexed)
             decoded = decode_image(image, fit.decode, least_size=fit.least_size if fit.quality == "fast" else None)
             fit.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
-            arrays = make_values(task, source, found, decoded)
+            arrays = _make_values(task, source, found, decoded)
         except DecodeError as error:
             return Reject(task.split, source.key, error.reason, error.detail)
     warning = "; ".join(dict.fromkeys(" ".join(text.split()) for text in (decoded.warning, *warned) if text))
@@ -123,6 +127,81 @@ def _prepare_blocks(
             yield block, results
 
 
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+class _PartWriter:
+    """Writes the values of one array for the samples of a shard. Without `finish`, they are discarded by `stack`.
+
+    Values of a small array stay in the task's record: it gets one file for all shards, when the set is published.
+    """
+
+    def __init__(self, task: ShardTask, spec: ArraySpec, num_rows: int, stack: contextlib.ExitStack) -> None:
+        self._task = task
+        self._numbers: list[NDArray[Any]] = []
+        self._file: RowsFile | None = None
+        if not spec.row.is_small:
+            self._file = RowsFile(task.out / task.array_name(spec), spec.row, num_rows)
+            stack.enter_context(self._file)
+
+    def append(self, values: NDArray[Any]) -> None:
+        if self._file is not None:
+            self._file.write(values.reshape(len(values), -1).view(np.uint8))
+        self._numbers.append(values if self._file is None else crc32s_of(values))
+
+    def finish(self) -> ArrayPart:
+        entry = None
+        if self._file is not None:
+            entry = ArrayShard(*self._file.seal(), self._file.row)
+            if self._task.publishes(entry):
+                self._file.commit()
+        return ArrayPart(entry, np.concatenate(self._numbers))
+
+
+def _make_values(
+    task: ShardTask, source: Source, found: bytes | DatasetItem, decoded: DecodedImage | None
+) -> dict[str, NDArray[Any]]:
+    """Returns a sample's value for each array of the task, by name. `decoded` is the picture, if samples have pixels.
+
+    Raises DecodeError if the source has to be refused, ValueError for a mask in an item that does not have its size.
+    """
+    values = {}
+    given = found.arrays if isinstance(found, DatasetItem) else {}
+    for spec in task.arrays:
+        if spec.source == "label":
+            values[spec.name] = np.array(source.label, spec.dtype).reshape(spec.row.shape)
+        elif decoded is None or task.fit is None or spec.kind != "mask":
+            values[spec.name] = given[spec.name]
+        elif spec.source == "file":
+            values[spec.name] = task.fit.apply_nearest(_read_mask(task, spec, source, decoded))
+        else:
+            mask = turn(given[spec.name], decoded.orientation)
+            expected = (*decoded.source_size, *spec.row.shape[2:])
+            if mask.shape != expected:
+                (split, number), size = source.item(), "expected a mask of the picture's size"
+                where = f"dataset {split.decode()!r}, item {number}: array {spec.name!r}"
+                raise ValueError(f"{where}: {size}, {expected}, found {mask.shape}")
+            values[spec.name] = task.fit.apply_nearest(mask)
+    return values
+
+
+def _read_mask(task: ShardTask, spec: ArraySpec, source: Source, decoded: DecodedImage) -> NDArray[Any]:
+    """Returns the mask in the source's file of masks, rotated like the picture, but not cropped or resized yet."""
+    try:
+        mask: NDArray[Any] = turn(decode_mask(task.origin.read_mask(source)), decoded.orientation)
+        if mask.shape != decoded.source_size:
+            turned = " after rotating the mask like the picture" if decoded.orientation != 1 else ""
+            (height, width), (found_height, found_width) = decoded.source_size, mask.shape
+            expected = f"expected {width} x {height} pixels, the size of the picture"
+            raise DecodeError("damaged", f"{expected}, found {found_width} x {found_height}{turned}")
+        if mask.max() > np.iinfo(spec.row.dtype).max:
+            found = f"{mask.max()}: store the first mask with 16 bits"
+            raise DecodeError("unsupported", f"expected numbers of 8 bits, as in the first mask, found {found}")
+    except DecodeError as error:
+        raise DecodeError(error.reason, f"mask: {error.detail}") from None
+    return mask.astype(spec.dtype)
+
+
 # --- the task ---------------------------------------------------------------------------------------------------------
 
 
@@ -147,7 +226,7 @@ def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
     level_sums = np.zeros((4, shape[2] if shape else 0), np.int64)
     with contextlib.ExitStack() as stack:
         shard = stack.enter_context(ShardFileWriter(task.out / task.name, shape, count)) if shape else None
-        writers = {spec.name: PartWriter(task, spec, count, stack) for spec in task.arrays}
+        writers = {spec.name: _PartWriter(task, spec, count, stack) for spec in task.arrays}
         check_unpublished(task)
         rows = IndexRows()
         # Closed here and not when the garbage collector comes by: it may have threads.

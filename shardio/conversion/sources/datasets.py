@@ -251,9 +251,11 @@ def _given(item: Any, where: str, origin: DatasetOrigin) -> DatasetItem:
     most = (origin.num_classes or MAX_CLASSES) - 1
     if isinstance(label, int) and not 0 <= label <= most:
         raise ValueError(f"{where}: expected a label from 0 to {most}, found {label}")
-    check = ArraySpec.check_dtype if has_pixels else ArraySpec.check
-    # A copy, as the dataset may use its memory again for the next item.
-    values = {spec.name: check(spec, given[spec.name], f"{where}: ").copy() for spec in arrays}
+    values = {}
+    for spec in arrays:
+        check = spec.check_dtype if spec.kind == "mask" else spec.check  # a mask has the size of its picture
+        # A copy, as the dataset may use its memory again for the next item.
+        values[spec.name] = check(given[spec.name], f"{where}: ").copy()
     for spec in label_array(label):
         values[spec.name] = np.array(label, spec.dtype).reshape(spec.row.shape)
     return DatasetItem(image, label if isinstance(label, int) else None, values)
