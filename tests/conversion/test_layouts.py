@@ -139,9 +139,9 @@ def test_listing_a_tree_costs_a_fixed_number_of_calls_for_each_class_and_none_fo
         assert len(scan(src).classes) == num_classes
         return calls.total()
 
-    few, more, most = count(50, 2), count(100, 2), count(200, 2)
-    assert 0 < most - more <= 2 * (more - few) <= 2 * 50 * 6
-    assert count(50, 20) == few
+    few, more, most = count(10, 2), count(20, 2), count(40, 2)
+    assert 0 < most - more <= 2 * (more - few) <= 2 * 10 * 6
+    assert count(10, 20) == few
 
 
 def test_a_plan_whose_manifest_no_reader_would_take_is_refused_before_anything_is_written(

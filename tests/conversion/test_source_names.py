@@ -18,7 +18,6 @@ from shardio.conversion.sources.names import (
     split_name,
 )
 from shardio.errors import SourceError
-from shardio.format.layout import MAX_CLASSES
 
 
 def test_clutter_is_known_by_a_name_anywhere_in_a_path() -> None:
@@ -59,12 +58,14 @@ def numbered(texts: dict[str, set[str]]) -> Numbering:
     return number_labels({(split, text) for split, some in texts.items() for text in some})
 
 
-def test_integers_are_labels_as_they_are_and_classes_go_up_to_the_largest() -> None:
+def test_integers_are_labels_as_they_are_and_classes_go_up_to_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     found = numbered({"train": {"0", "3", "007"}, "val": {"9"}})
     assert found.classes == tuple(map(str, range(10)))
     assert found.labels == {"0": 0, "3": 3, "007": 7, "9": 9}
     assert not found.expected
-    assert numbered({"train": {"1048575"}}).labels == {"1048575": MAX_CLASSES - 1}
+    monkeypatch.setattr("shardio.conversion.sources.names.MAX_CLASSES", 100)
+    assert numbered({"train": {"99"}}).labels == {"99": 99}
+    assert numbered({"train": {"100"}}).labels == {}
 
 
 def test_names_are_numbered_as_class_folders_are_and_later_splits_have_no_others() -> None:

@@ -137,8 +137,6 @@ def test_a_sample_without_its_image_or_label_is_a_source_that_is_refused(tmp_pat
     ("name", "content", "found"),
     [
         ("1.cls", b"", "expected a class name, or an integer from 0 to 1,048,575, found ''"),
-        ("1.cls", b"-1", "found '-1'"),
-        ("1.cls", b"1.0", "found '1.0'"),
         ("1.cls", b"cat", "expected an integer, as other labels are, found 'cat'"),
         ("1.cls", b"\xff\xfe", r"expected UTF-8, found b'\xff\xfe'"),
         ("1.cls", b"9" * 5000, "found '999"),
@@ -146,8 +144,6 @@ def test_a_sample_without_its_image_or_label_is_a_source_that_is_refused(tmp_pat
         ("1.json", b"[" * 100_000, "not valid JSON: "),
         ("1.json", b'{"label": [1, 2]}', "expected an integer or a class name in 'label', found [1, 2]"),
         ("1.json", b'{"label": true}', "expected an integer or a class name in 'label', found True"),
-        ("1.json", b'{"label": 1.5}', "expected an integer or a class name in 'label', found 1.5"),
-        ("1.json", b'{"label": null}', "expected an integer or a class name in 'label', found None"),
         ("1.json", b'{"label": "\\ud800"}', "not valid JSON: "),
         ("1.json", b"[1]", "expected one label (.cls or .json) of the sample '1.jpg' in x.tar, found 0 labels"),
         ("1.json", b'"' + b"x" * (1 << 20) + b'"', "expected one label (.cls or .json) of the sample '1.jpg' in x.tar"),
