@@ -10,7 +10,7 @@ import pytest
 import torch
 from conversions import OPTIONS, SIZE, TWO_PROCESSES, Interrupt
 from folders import everything, flip, hashes
-from pictures import random_picture
+from pictures import encode, random_picture
 from PIL import Image
 
 from shardio.conversion import task as shardtask
@@ -168,6 +168,17 @@ def test_items_of_a_dataset_bring_their_arrays(tmp_path: Path) -> None:
             assert np.array_equal(sample.arrays["flow"], how.apply_nearest(given["flow"].numpy()))
             assert np.array_equal(sample.arrays["clip"], given["clip"])
             assert sample.arrays["year"] == i
+
+
+def test_the_mask_of_an_encoded_item_turns_with_its_picture(tmp_path: Path) -> None:
+    mask = np.zeros((SIZE, SIZE), np.uint8)
+    mask[: SIZE // 2] = 7
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    items = [{"image": encode(np.dstack([mask] * 3), "PNG", exif=exif), "mask": mask}]
+    options: dict[str, Any] = {"size": SIZE, "arrays": {"mask": ("mask", np.uint8, (SIZE, SIZE))}}
+    convert(items, tmp_path / "out", **options, exif_rotate=True)
+    assert np.array_equal(open_shards(tmp_path / "out")[0].arrays["mask"], mask[::-1])
 
 
 def test_pil_masks_and_dicts_without_arrays_are_taken(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from shardio.conversion.sources.names import (
     in_split_order,
     known_split,
     number_labels,
+    numbers_up_to,
     split_name,
 )
 from shardio.errors import SourceError
@@ -66,6 +67,7 @@ def test_integers_are_labels_as_they_are_and_classes_go_up_to_the_largest(monkey
     monkeypatch.setattr("shardio.conversion.sources.names.MAX_CLASSES", 100)
     assert numbered({"train": {"99"}}).labels == {"99": 99}
     assert numbered({"train": {"100"}}).labels == {}
+    assert [numbers_up_to(0, 100), numbers_up_to(-1, 3), numbers_up_to(2, 3)] == [(), (), ("0", "1", "2", "3")]
 
 
 def test_names_are_numbered_as_class_folders_are_and_later_splits_have_no_others() -> None:
