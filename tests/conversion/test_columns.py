@@ -140,24 +140,6 @@ def test_parquet_paths_are_text_or_bytes(tmp_path: Path) -> None:
         assert list(read(tmp_path / "m.parquet").rows) == [path.encode() for path in PATHS]
 
 
-BAD_PARQUET: dict[str, tuple[dict[str, Any], str]] = {
-    "text": ({"path": PATHS, "x": ["1", "b", "3"]}, "row 1: column 'x': expected a number or an empty cell, found 'b'"),
-    "lists": ({"path": PATHS, "x": [[1], [2], [3]]}, "column 'x': expected a number or an empty cell, found '[1]'"),
-    "paths of another type": ({"path": [1, 2, 3], "x": [1, 2, 3]}, "without an image in SRC, such as '1'"),
-    "a missing path": ({"path": [*PATHS[:2], None], "x": [1, 2, 3]}, "row 2: expected a path of 1 to"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_PARQUET)
-def test_other_parquet_is_refused_by_column(tmp_path: Path, name: str) -> None:
-    columns, message = BAD_PARQUET[name]
-    pq.write_table(pa.table(columns), tmp_path / "m.parquet")
-    with pytest.raises(SourceError) as caught:
-        read(tmp_path / "m.parquet")
-    assert str(caught.value).startswith(f"{tmp_path / 'm.parquet'}")
-    assert message in str(caught.value)
-
-
 # --- CSV -------------------------------------------------------------------------------------------------------------
 
 
@@ -187,14 +169,15 @@ def test_paths_need_not_be_utf8_and_may_need_quoting(tmp_path: Path) -> None:
 
 
 ROWS = [f"{path},1" for path in PATHS]
-BAD_CSV: dict[str, tuple[list[str], str]] = {
+BAD: dict[str, tuple[Any, str]] = {
     "a name twice": (["path,x,x", *(f"{row},2" for row in ROWS)], "expected one column 'x', found 2 columns"),
     "a path twice": (["path,x", *ROWS, ROWS[1], ROWS[1]], "line 5: expected a path that is not in line 3 already"),
-    "a row too few": (
-        ["path,x", *ROWS[:1]],
-        "2 of 3 images, such as 'n01/b.jpg'",
-    ),
+    "a row too few": (["path,x", *ROWS[:1]], "2 of 3 images, such as 'n01/b.jpg'"),
     "other paths": (["path,x", *(f"other/{row}" for row in ROWS)], "such as 'other/n01/a.jpg'"),
+    "parquet of text": ({"path": PATHS, "x": ["1", "b", "3"]}, "row 1: column 'x': expected a number or an empty cell"),
+    "parquet of lists": ({"path": PATHS, "x": [[1], [2], [3]]}, "or an empty cell, found '[1]'"),
+    "paths of another type": ({"path": [1, 2, 3], "x": [1, 2, 3]}, "without an image in SRC, such as '1'"),
+    "a missing path": ({"path": [*PATHS[:2], None], "x": [1, 2, 3]}, "row 2: expected a path of 1 to"),
 }
 BAD_NAMES = {
     "label": "column 'label': an array's name must not be",
@@ -209,10 +192,14 @@ def test_names_that_an_array_cannot_have_are_refused(tmp_path: Path) -> None:
             read(write_csv(tmp_path / "m.csv", f"path,{name}", *ROWS), name)
 
 
-@pytest.mark.parametrize("name", BAD_CSV)
-def test_other_csv_is_refused_with_what_was_found(tmp_path: Path, name: str) -> None:
-    lines, message = BAD_CSV[name]
-    path = write_csv(tmp_path / "m.csv", *lines)
+@pytest.mark.parametrize("name", BAD)
+def test_other_tables_are_refused_with_what_was_found(tmp_path: Path, name: str) -> None:
+    content, message = BAD[name]
+    path = tmp_path / "m"
+    if isinstance(content, dict):
+        pq.write_table(pa.table(content), path)
+    else:
+        write_csv(path, *content)
     with pytest.raises(SourceError) as caught:
         read(path)
     assert str(caught.value).startswith(str(path))

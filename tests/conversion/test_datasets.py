@@ -237,23 +237,6 @@ def test_images_of_the_right_kind_that_cannot_be_taken_are_refused(name: str) ->
 # --- labels and classes ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("label", "error", "message"),
-    [
-        ("1", TypeError, "a number or a vector of numbers, found '1'"),
-        (np.zeros((2, 2)), TypeError, "vector .* as label, found array"),
-        ([], TypeError, "vector .* as label, found \\[\\]"),
-        (np.array([1]), TypeError, "a vector of at least two"),
-        (1e99, ValueError, "must fit in float32"),
-        (-1, ValueError, "expected a label from 0 to 1048575, found -1"),
-        (1 << 20, ValueError, "expected a label from 0 to 1048575, found 1048576"),
-    ],
-)
-def test_other_labels_are_the_callers_mistake(label: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=rf"^dataset 'train', item 0: .*{message}"):
-        list_datasets([(RGB, label)])
-
-
 def test_an_integer_that_float32_cannot_hold_is_no_label_among_numbers(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="item 1: label must be a number"):
         convert([(RGB, 0.5), (RGB, 10**39)], tmp_path / "out", **OPTIONS)
@@ -345,22 +328,6 @@ def test_ids_and_synonyms_of_imagenet_become_classes_and_their_names(tmp_path: P
     assert shards.class_names == ("tench, Tinca tinca", "crane", "crane")
 
 
-@pytest.mark.parametrize(
-    ("classes", "error", "message"),
-    [
-        ([["a"], ["b"], ["c"]], TypeError, "sequence of names"),
-        (3, TypeError, "sequence of names, found '3'"),
-        ("abc", TypeError, "sequence of names, found 'abc'"),
-        ([0, 1, 2], TypeError, "sequence of names"),
-        (["a", "b", "a"], ValueError, "distinct classes, found 'a' twice"),
-        (["a", "b\ud800", "c"], ValueError, r"classes must be .* found 'b\\ud800'"),
-    ],
-)
-def test_classes_that_are_no_names_are_refused(classes: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"^dataset 'train': .*{message}"):
-        list_datasets(Pictures(3, classes=classes))
-
-
 # --- what is no dataset ----------------------------------------------------------------------------------------------
 
 
@@ -381,6 +348,29 @@ def test_classes_that_are_no_names_are_refused(classes: Any, error: type[Excepti
             {"train": Pictures(3), "other": pairs(3), "val": Pictures(3, classes=["a", "c", "b"])},
             ValueError,
             r"^dataset 'val': expected the same classes as 'train', found other classes$",
+        ),
+        *(
+            ([(RGB, label)], error, rf"^dataset 'train', item 0: .*{message}")
+            for label, error, message in (
+                ("1", TypeError, "a number or a vector of numbers, found '1'"),
+                (np.zeros((2, 2)), TypeError, "vector .* as label, found array"),
+                ([], TypeError, r"vector .* as label, found \[\]"),
+                (np.array([1]), TypeError, "a vector of at least two"),
+                (1e99, ValueError, "must fit in float32"),
+                (-1, ValueError, "expected a label from 0 to 1048575, found -1"),
+                (1 << 20, ValueError, "expected a label from 0 to 1048575, found 1048576"),
+            )
+        ),
+        *(
+            (Pictures(3, classes=classes), error, f"^dataset 'train': .*{message}")  # type: ignore[arg-type]
+            for classes, error, message in (
+                ([["a"], ["b"], ["c"]], TypeError, "sequence of names"),
+                (3, TypeError, "sequence of names, found '3'"),
+                ("abc", TypeError, "sequence of names, found 'abc'"),
+                ([0, 1, 2], TypeError, "sequence of names"),
+                (["a", "b", "a"], ValueError, "distinct classes, found 'a' twice"),
+                (["a", "b\ud800", "c"], ValueError, r"classes must be .* found 'b\\ud800'"),
+            )
         ),
     ],
 )
