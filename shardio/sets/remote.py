@@ -27,7 +27,6 @@ from shardio.format.manifest_file import check_manifest_nbytes, manifest_of
 from shardio.format.opening import wrong_size
 from shardio.sets.names import join_place, without_credentials, without_credentials_in
 from shardio.system.opening import missing_file
-from shardio.system.pour import Attempts
 
 # A throttled or restarting server is back within a minute, or something is wrong with it.
 _PATIENCE_SECONDS = 60.0
@@ -227,17 +226,19 @@ class RemoteStorage:
         If that does not help, raises an OSError with `path`, `what`, the request in words, and the last failure.
         """
         end = min(time.monotonic() + _PATIENCE_SECONDS, deadline or math.inf)
-        attempts = Attempts(_pauses(end), self._sleep)
+        pauses, attempts = _pauses(end), 0
         while True:
+            attempts += 1
             try:
                 return call()
             except Exception as error:
                 number, may_pass = _judge(error)
-                if not attempts.again(may_pass and not self._closed):
+                if not may_pass or self._closed or (pause := next(pauses, None)) is None:
                     found = self._describe(error) + (_ACCESS_HINT if number == errno.EACCES else "")
                     break
+            self._sleep(pause)
         # Outside the `except` block: the first error, whose text may hold a password, must not become the context.
-        raise OSError(number, f"{what} failed (attempts: {attempts.failed}): {found}", path)
+        raise OSError(number, f"{what} failed (attempts: {attempts}): {found}", path)
 
     def _sleep(self, seconds: float) -> None:
         """Sleeps for `seconds`, or until `close` is called."""

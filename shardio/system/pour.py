@@ -12,7 +12,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -141,10 +141,7 @@ TRANSIENT = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR, er
 class Attempts:
     """Counts the failed attempts at a request, and waits before each further attempt."""
 
-    def __init__(self, pauses: Iterable[float] | None = None, sleep: Callable[[float], object] | None = None) -> None:
-        self.failed = 0
-        self._pauses = iter(RETRY_SECONDS if pauses is None else pauses)
-        self._sleep = sleep or time.sleep
+    failed = 0
 
     def again(self, may_pass: bool = True) -> bool:
         """Counts a failure, and waits before the next attempt. Returns whether to make another attempt.
@@ -152,9 +149,9 @@ class Attempts:
         Returns False at once if this was the last attempt, or if `may_pass` is false: the failure is permanent.
         """
         self.failed += 1
-        if not may_pass or (pause := next(self._pauses, None)) is None:
+        if not may_pass or self.failed > len(RETRY_SECONDS):
             return False
-        self._sleep(pause)
+        time.sleep(RETRY_SECONDS[self.failed - 1])
         return True
 
 

@@ -235,44 +235,43 @@ def test_a_forked_process_does_not_keep_others_from_filling(cache: Cache) -> Non
             filling.close()
 
 
-def as_nobody(expression: str, cache: Cache) -> str:
-    """Returns the result or error of an expression on `cache`, as text, in a process of a user who owns nothing."""
+def as_nobody(cache: Cache, *expressions: str) -> list[str]:
+    """Returns the result or error of each expression on `cache`, as text, for a user who owns nothing."""
     if os.geteuid():
         pytest.skip("only root can become another user")
-    code = f"""
+    code = """
 import os, sys
 from shardio.cache.folder import Cache
 cache = Cache(sys.argv[1])
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
-try:
-    print({expression})
-except OSError as error:
-    print(type(error).__name__, os.path.basename(error.filename))
+for expression in sys.argv[2:]:
+    try:
+        print(eval(expression))
+    except OSError as error:
+        print(type(error).__name__, os.path.basename(error.filename))
 """
-    return printed_by("-c", code, cache.folder).strip()
+    return printed_by("-c", code, cache.folder, *expressions).splitlines()
 
 
 def test_a_user_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> None:
     put_copy(cache, A)
-    assert as_nobody(f"(held := cache.lease('{A}')).is_complete(), cache.copies()[0].in_use", cache) == "True True"
-    assert as_nobody("[copy.nbytes for copy in cache.evict(keep=0).kept]", cache) == "[1000]"
-    assert as_nobody(f"cache.lease('{B}')", cache) == f"PermissionError {B}.lock"
-    assert as_nobody(f"cache.lease('{A}').try_filling('')", cache) == f"PermissionError {A}.fill"
+    held, fill = f"(held := cache.lease('{A}')).is_complete(), cache.copies()[0].in_use", f"PermissionError {A}.fill"
+    begin = f"cache.lease('{A}').try_filling('')"
+    assert as_nobody(cache, held, f"cache.lease('{B}')", begin) == ["(True, True)", f"PermissionError {B}.lock", fill]
+    assert as_nobody(cache, "[copy.nbytes for copy in cache.evict(keep=0).kept]") == ["[1000]"]
     with cache.lease(A) as lease:
         filling = lease.try_filling("")
-        assert as_nobody(f"cache.lease('{A}').try_filling('')", cache) == "None"
+        assert as_nobody(cache, begin) == ["None"]
         assert filling is not None
         filling.close()
-    expression = f"cache.lease('{A}').try_filling('')"
-    assert as_nobody(expression, cache) == f"PermissionError {A}.fill"
+    assert as_nobody(cache, begin) == [fill]
     assert digests(cache) == {A}
     # /tmp has such permissions: the kernel lets no user open another user's file there with O_CREAT.
     cache.folder.chmod(0o1777)
-    assert as_nobody(expression, cache) == f"PermissionError {A}.fill"
-    assert as_nobody(f"cache.lease('{B}').try_filling('') is not None", cache) == "True"
-    assert as_nobody("len(cache.evict(keep=0).kept)", cache) == "1"
+    others = f"cache.lease('{B}').try_filling('') is not None"
+    assert as_nobody(cache, begin, others, "len(cache.evict(keep=0).kept)") == [fill, "True", "1"]
 
 
 def test_in_a_groups_cache_a_copy_that_may_be_renamed_but_not_emptied_is_kept_as_it_is(cache: Cache) -> None:
@@ -281,14 +280,18 @@ def test_in_a_groups_cache_a_copy_that_may_be_renamed_but_not_emptied_is_kept_as
     if not os.geteuid():
         os.chown(cache.folder, -1, 65534)
     cache.folder.chmod(0o2775)
-    assert as_nobody(f"cache.may_remove('{A}'), cache.may_remove('{B}')", cache) == "False True"
     before = set(os.listdir(cache.folder))
-    assert as_nobody("[copy.in_use for copy in cache.evict(keep=0).kept]", cache) == "[False]"
+    found = as_nobody(
+        cache,
+        f"cache.may_remove('{A}'), cache.may_remove('{B}')",
+        "[copy.in_use for copy in cache.evict(keep=0).kept]",
+    )
+    assert found == ["(False, True)", "[False]"]
     assert set(os.listdir(cache.folder)) == before
     assert (path / "train-00000.npy").exists()
     os.chown(path, -1, 65534)
     path.chmod(0o2775)
-    assert as_nobody("len(cache.evict(keep=0).removed)", cache) == "1"
+    assert as_nobody(cache, "len(cache.evict(keep=0).removed)") == ["1"]
     assert os.listdir(cache.folder) == [MARKER_NAME]
 
 
@@ -296,14 +299,14 @@ def test_another_user_removes_neither_a_copy_under_a_sticky_bit_nor_one_that_is_
     path = put_copy(cache, A)
     cache.folder.chmod(0o1777)
     path.chmod(0o777)
-    assert as_nobody(f"cache.may_remove('{A}')", cache) == "False"
+    assert as_nobody(cache, f"cache.may_remove('{A}')") == ["False"]
     os.chown(path, 65534, -1)
-    assert as_nobody(f"cache.may_remove('{A}')", cache) == "True"
+    assert as_nobody(cache, f"cache.may_remove('{A}')") == ["True"]
     os.chown(path, 0, -1)
     path.chmod(0o700)
     (cache.folder / f"{A}.lock").chmod(0o600)
     expression = "[(copy.in_use, copy.nbytes, copy.complete) for copy in cache.evict(keep=-1).kept]"
-    assert as_nobody(expression, cache) == "[(True, 0, False)]"
+    assert as_nobody(cache, expression) == ["[(True, 0, False)]"]
     assert digests(cache) == {A}
 
 
@@ -315,7 +318,7 @@ def test_a_lock_can_be_opened_by_all_whatever_the_umask(cache: Cache) -> None:
         os.umask(before)
     assert (cache.folder / f"{A}.lock").stat().st_mode & 0o777 == 0o644
     cache.folder.chmod(0o1777)
-    assert as_nobody(f"cache.lease('{A}').is_complete()", cache) == "False"
+    assert as_nobody(cache, f"cache.lease('{A}').is_complete()") == ["False"]
 
 
 def test_a_lock_that_another_user_makes_at_the_same_moment_is_opened(

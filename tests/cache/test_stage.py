@@ -214,7 +214,7 @@ def test_what_is_there_is_not_copied_again(out: Path, cache: Path) -> None:
     assert {name for name in found if found[name] == now[name]} == found.keys() - {"manifest.json", shard.name}
 
 
-@pytest.mark.parametrize(("piece", "num_samples"), [(1, 1), (1000, 45), (5000, 45), (1 << 20, 45)])
+@pytest.mark.parametrize(("piece", "num_samples"), [(7, 1), (1000, 45), (5000, 45), (1 << 20, 45)])
 def test_pieces_of_any_size_give_the_same_bytes(
     make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch, piece: int, num_samples: int
 ) -> None:

@@ -66,12 +66,12 @@ def test_an_array_file_that_is_truncated_while_it_is_read_is_an_error_that_names
 
 
 def test_an_archive_or_table_that_unpacks_to_far_more_than_it_is_gets_refused(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "bomb.npz", keys=np.zeros(1 << 20, "S100"))
+    np.savez_compressed(tmp_path / "bomb.npz", keys=np.zeros(1 << 20, "S70"))
     with pytest.raises(SourceError, match=r"bomb\.npz.*unpacked"):
         read_keys(tmp_path / "bomb.npz")
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    columns = {"key": pyarrow.array(["k" * 100] * (1 << 20)), "label": pyarrow.array([0] * (1 << 20))}
+    columns = {"key": pyarrow.array(["k" * 70] * (1 << 20)), "label": pyarrow.array([0] * (1 << 20))}
     parquet.write_table(pyarrow.table(columns), tmp_path / "bomb.parquet")
     with pytest.raises(SourceError, match=r"bomb\.parquet.*unpacked"):
         read_labels(tmp_path / "bomb.parquet")

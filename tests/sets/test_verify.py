@@ -7,7 +7,6 @@ import errno
 import io
 import itertools
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -108,24 +107,6 @@ def test_an_intact_set_is_ok_and_all_of_it_was_looked_at(out: Path, quick: bool,
     assert report.ok
     assert sorted(os.listdir(out)) == sorted([*FILES, "manifest.json"])
     assert verify(str(out)).ok
-
-
-def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
-    # The shards are larger than one block of reading.
-    manifest = write_set(tmp_path / "set", {"train": (3, 1)}, (2000, 1000, 1))
-    lock, calls = threading.Lock(), []
-
-    def on_progress(nbytes: int, total: int) -> None:
-        with lock:
-            calls.append((nbytes, total))
-
-    assert verify(tmp_path / "set", on_progress=on_progress).ok
-    assert {total for _, total in calls} == {manifest.nbytes}
-    assert sum(nbytes for nbytes, _ in calls) == manifest.nbytes
-    assert len(calls) > 4
-    calls.clear()
-    assert verify(tmp_path / "set", quick=True, on_progress=on_progress).ok
-    assert not calls
 
 
 def test_other_files_in_the_folder_mean_nothing_and_a_folder_without_a_set_is_none(out: Path, tmp_path: Path) -> None:
