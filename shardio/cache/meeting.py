@@ -184,9 +184,7 @@ class Meeting:
         name = f"regroup{self._generation}"
         for host in members[:_MOST_HOSTS]:
             try:
-                store = self._own
-                if host.rank != self.rank:
-                    store = _store(host.host, host.port, _CONNECT_SECONDS)
+                store = self._store_of(host, _CONNECT_SECONDS)
                 found = self._decide(store, name, ranks, host.rank, True, sorted, REGROUP_SECONDS)
             except (RuntimeError, OSError):
                 continue  # it has ended, too
@@ -200,16 +198,16 @@ class Meeting:
             return None
         torch = _torch()
         try:
-            store = self._own
-            if host.rank != self.rank:
-                store = _store(host.host, host.port, SILENT_SECONDS)
-            store = torch.PrefixStore(f"gloo{self._generation}/", store)
+            store = torch.PrefixStore(f"gloo{self._generation}/", self._store_of(host, SILENT_SECONDS))
             limit = timedelta(seconds=SILENT_SECONDS)
             make = partial(torch.ProcessGroupGloo, store, ranks.index(self.rank), len(ranks), limit)
             gloo = _within(2 * SILENT_SECONDS, make, self.stop)
         except (RuntimeError, OSError):
             return self.regroup(members, again=False) if again else None
         return Group(gloo, ranks.index(self.rank), tuple(members), self.stop)
+
+    def _store_of(self, host: Member, seconds: float) -> Any:
+        return self._own if host.rank == self.rank else _store(host.host, host.port, seconds)
 
     def _decide(
         self,
