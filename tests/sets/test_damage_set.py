@@ -95,34 +95,3 @@ def test_a_careless_opening_is_noticed(site: Site, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(damage_set, "open_all", refuse_another)
     assert "expected val to be refused for ['val-00001.npy'], found" in site.try_damage(cut)
-
-
-def test_a_process_that_dies_or_hangs_is_noticed_and_the_other_damages_are_done(tmp_path: Path) -> None:
-    script = """
-import os, time
-import damage_set as tool
-tool.PATIENCE_SECONDS = 5
-tool.BATCH = 7
-draw = tool.Site.draw
-def noting(site, seed, number):
-    site.__dict__["number"] = number
-    return draw(site, seed, number)
-judge = tool.Site.judge
-def broken(site, damage):
-    if site.number == 17:
-        os.abort()
-    if site.number == 20:
-        time.sleep(60)
-    if site.number == 23:
-        raise ZeroDivisionError
-    return judge(site, damage)
-tool.Site.draw, tool.Site.judge = noting, broken
-counts = tool.damage_set(40, 0, 2)
-print(counts.kinds.total(), counts.deaths, counts.hangs, counts.missed)
-print(*[violation.splitlines()[0] for violation in counts.violations], sep="\\n")
-"""
-    printed = printed_by("-c", script, TMPDIR=str(tmp_path))
-    first, *violations = printed.splitlines()
-    assert first == "40 1 1 1"
-    assert [line.split(" of ")[0] for line in sorted(violations)] == ["damage 17", "damage 20", "damage 23"]
-    assert os.listdir(tmp_path) == []
