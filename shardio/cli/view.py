@@ -227,7 +227,6 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     shardio report out/ -o page.html --source imagenet/
     """
     from shardio.conversion.records import read_rejects
-    from shardio.drawing.sheet import THUMBNAIL_SIDE, thumbnail
     from shardio.system.files import write_output
     from shardio.system.progress import Bar
     from shardio.viewing.pictures import open_splits
@@ -238,11 +237,11 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     splits = open_splits(out)
     entry = next(iter(splits.values())).manifest.rejects
     rejects = read_rejects(out / entry.file if entry else None)
-    drawn = [] if source is None else refused_pictures(source, rejects[:MAX_REFUSED], THUMBNAIL_SIDE)
-    refused = []
-    for reject, picture in zip_longest(rejects, drawn):
-        shown = None if picture is None else thumbnail(picture)
-        refused.append(RefusedImage(reject.split, os.fsdecode(reject.key), reject.reason, reject.detail, shown))
+    drawn = [] if source is None else refused_pictures(source, rejects[:MAX_REFUSED])
+    refused = [
+        RefusedImage(os.fsdecode(reject.key), reject.reason, reject.detail, picture)
+        for reject, picture in zip_longest(rejects, drawn)
+    ]
     with Bar(unit=" pictures") as bar:
         page, overview = make_report(
             splits, num_pictures=pictures, refused=refused, source_given=source is not None, on_progress=bar.reach
@@ -256,14 +255,15 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
         say(line)
 
 
-def refused_pictures(src: Path, rejects: Sequence[Reject], side: int) -> list[NDArray[np.uint8] | None]:
-    """Returns a picture of each refused image in `src`: uint8 (height, width, 3), at most `side` pixels per side.
+def refused_pictures(src: Path, rejects: Sequence[Reject]) -> list[str | None]:
+    """Returns a thumbnail of each refused image in `src`, a data URL.
 
     Returns None for an image that is missing, cannot be decoded even in part, or was refused as empty or too large.
     Raises SourceError if `src` cannot be converted.
     """
     from shardio.conversion.collect import read_again
     from shardio.conversion.images.decode import decode_leniently
+    from shardio.drawing.sheet import THUMBNAIL_SIDE, thumbnail
 
     collection = read_again(src, {reject.key for reject in rejects})
     wanted = {(reject.split, reject.key) for reject in rejects if reject.reason not in ("too large", "empty")}
@@ -273,5 +273,7 @@ def refused_pictures(src: Path, rejects: Sequence[Reject], side: int) -> list[ND
             if (split, source.key) in wanted:
                 with contextlib.suppress(DecodeError, OSError):
                     data = collection.origin.read(source)
-                    pictures[split, source.key] = decode_leniently(data, side) if isinstance(data, bytes) else None
-    return [pictures.get((reject.split, reject.key)) for reject in rejects]
+                    if isinstance(data, bytes):
+                        pictures[split, source.key] = decode_leniently(data, THUMBNAIL_SIDE)
+    drawn = (pictures.get((reject.split, reject.key)) for reject in rejects)
+    return [None if picture is None else thumbnail(picture) for picture in drawn]

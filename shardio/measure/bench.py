@@ -165,9 +165,12 @@ def bench(
         limits={kind: Speed() for kind in ways},
         left_out={"direct": why_not} if why_not else {},
     )
-    turns: list[Callable[[int], None]] = [
-        partial(_limit_turn, kind, result.limits[kind], steps, seconds) for kind, steps in ways.items()
-    ]
+    turns: list[Callable[[int], None]] = []
+    for kind, steps in ways.items():
+        # One step of memcpy and of a pinned copy touches all of their memory, and leaves nothing under way.
+        lead = 1 if kind in ("memcpy", "pinned_copy") else 2 * limits.SLOTS_IN_TURN
+        again = kind != "direct"
+        turns.append(partial(_measure, result.limits[kind], steps, seconds=seconds, again=again, lead=lead))
     turns.append(partial(_loader_turn, open_loader, result))
     for done, (number, turn) in enumerate(product(range(rounds), turns), 1):
         turn(number)
@@ -190,12 +193,6 @@ def _limits(
     if device.type != "cpu":
         ways["pinned_copy"] = lambda seed: limits.pinned_copies(device, batch_size, nbytes)
     return ways
-
-
-def _limit_turn(kind: LimitKind, speed: Speed, steps: Callable[[int], Steps], seconds: float, number: int) -> None:
-    # One step of memcpy and of a pinned copy touches all of their memory, and leaves nothing under way.
-    lead = 1 if kind in ("memcpy", "pinned_copy") else 2 * limits.SLOTS_IN_TURN
-    _measure(speed, steps, number, seconds, again=kind != "direct", lead=lead)
 
 
 def _loader_turn(open_loader: Callable[[], ShardLoader], result: BenchResult, number: int) -> None:

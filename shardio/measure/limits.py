@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import cycle
 from queue import SimpleQueue
 
@@ -116,32 +116,22 @@ def direct_reads(shards: ShardSet, seed: int) -> Steps:
                 error.filename = paths[number]
             finished.put(error)
 
-    with (
-        _opened_direct(paths[:_MAX_FILES]) as descriptors,
-        ThreadPoolExecutor(DIRECT_THREADS, "shardio-limit") as pool,
-    ):
-        try:
-            for thread in range(DIRECT_THREADS):
-                pool.submit(read, thread, descriptors)
-            while True:
-                result = finished.get()
-                if isinstance(result, BaseException):
-                    raise result
-                yield result
-        finally:
-            stopped.append(None)
-
-
-@contextmanager
-def _opened_direct(paths: Sequence[str]) -> Iterator[list[int]]:
     with ExitStack() as stack:
         descriptors: list[int] = []
-        for path in paths:
+        for path in paths[:_MAX_FILES]:
             file, _ = open_regular(path)
             descriptors.append(stack.enter_context(file).fileno())
             with naming(path):
                 set_direct(descriptors[-1])
-        yield descriptors
+        pool = stack.enter_context(ThreadPoolExecutor(DIRECT_THREADS, "shardio-limit"))
+        stack.callback(stopped.append, None)  # the first to be called: then the pool waits, and then files are closed
+        for thread in range(DIRECT_THREADS):
+            pool.submit(read, thread, descriptors)
+        while True:
+            result = finished.get()
+            if isinstance(result, BaseException):
+                raise result
+            yield result
 
 
 def pinned_copies(device: torch.device, batch_size: int, image_nbytes: int) -> Steps:

@@ -43,7 +43,6 @@ _HERE = Path(__file__).parent
 class RefusedImage:
     """An image that a conversion refused. `picture` is its thumbnail, a data URL, or None."""
 
-    split: str
     key: str
     reason: str
     detail: str

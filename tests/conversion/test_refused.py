@@ -51,5 +51,5 @@ def test_images_that_are_gone_or_were_too_large_are_not_decoded(tmp_path: Path) 
         Reject("train", b"b/1.jpg", "too large", ""),
         Reject("train", b"c/2.jpg", "damaged", ""),
     ]
-    found = refused_pictures(tmp_path, rejects, 60)
+    found = refused_pictures(tmp_path, rejects)
     assert [picture is None for picture in found] == [False, True, True]

@@ -6,25 +6,23 @@ import csv
 import io
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import command
 import numpy as np
 import pytest
 from arrays import change_split, some_arrays
-from click.testing import CliRunner, Result
 from folders import flip
 from PIL import Image
 
-from shardio.cli.main import cli
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.reading.shardset import open_shards
 from shardio.system.files import AtomicFile, target_of
 from shardio.viewing.extract import png_of
 
-
-def call(*words: object) -> Result:
-    return CliRunner().invoke(cli, ["extract", *map(str, words)])
+call = partial(command.call, "extract")
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -75,11 +73,6 @@ def test_what_a_killed_call_has_left_is_swept_and_files_of_others_are_not(
     assert call(make_set(20), "--indices", "17,5", "-o", folder).exit_code == 0
     hidden = sorted(name for name in os.listdir(folder) if name.startswith("."))
     assert [target_of(name) for name in hidden] == ["", "train-00000.npy"]
-
-
-def test_samples_are_chosen_by_class_and_key(make_set: Callable[..., Path], tmp_path: Path) -> None:
-    assert call(make_set(20), "--class", "c3", "--key", "*/1?.*", "-o", tmp_path / "some").exit_code == 0
-    assert [row["index"] for row in table(tmp_path / "some")] == ["10", "17"]
 
 
 def test_no_key_leads_out_of_the_folder(tmp_path: Path) -> None:
