@@ -350,7 +350,8 @@ def test_commands_speak_of_samples(latents: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("latents", ["vector"], indirect=True)
-def test_bench_measures_arrays(latents: Path) -> None:
+def test_bench_measures_arrays(latents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.measure.limits.BLOCK_NBYTES", 1 << 20)  # the first touch of the usual block is slow
     output = called("bench", latents, "--rounds", "1", "--seconds", "0.01", "--threads", "1")
     nbytes = LATENTS[0].nbytes + TOKENS[0].nbytes + SOFT[0].astype(np.float32).nbytes
     assert f"{COUNT} samples of {nbytes} bytes of arrays" in output
