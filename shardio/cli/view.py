@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shardio.sets.selection import Selection
 
     Pictures: TypeAlias = list[NDArray[np.uint8]]
+    Column: TypeAlias = tuple[Pictures, list[str]]
 
 
 @click.command(short_help="Show samples of a set as pictures.")
@@ -93,16 +94,15 @@ def view(
     if not chosen:
         say("no sample of the split is damaged" if damaged else selection.describe_none(shards.index["key"].tolist()))
         return
-    captions = captions_of(shards, np.array(chosen))
-    pictures: Pictures = [shards.image_of(index) for index in chosen]
-    group, per_row = 1, None
+    columns: list[Column] = [([shards.image_of(index) for index in chosen], captions_of(shards, np.array(chosen)))]
     if augmented is not None:
-        pictures, captions, group = _augmented(shards, chosen, captions, augmented, draws, seed)
-        per_row = group
+        columns += _augmented(shards, chosen, columns[0][0], augmented, draws, seed)
     elif against is not None:
-        pictures, captions = _beside_sources(shards, chosen, captions, against)
-        group, per_row = 2, 8
-    show_sheet(pictures, captions, output, side=side, group=group, per_row=per_row)
+        columns.append(_sources(shards, chosen, against))
+    pictures = [pictures[row] for row in range(len(chosen)) for pictures, _ in columns]
+    captions = [texts[row] for row in range(len(chosen)) for _, texts in columns]
+    per_row = None if len(columns) == 1 else 8 if augmented is None else len(columns)
+    show_sheet(pictures, captions, output, side=side, group=len(columns), per_row=per_row)
 
 
 def _damaged(shards: ShardSet) -> list[int]:
@@ -139,52 +139,39 @@ def _drawn(
 
 
 def _augmented(
-    shards: ShardSet, chosen: Sequence[int], captions: Sequence[str], chain: str, draws: int, seed: int
-) -> tuple[Pictures, list[str], int]:
-    """Returns (pictures, captions, number of pictures per sample).
-
-    Each sample is followed by its augmented pictures in the epochs from 0 to draws - 1.
-    """
+    shards: ShardSet, chosen: Sequence[int], pictures: Pictures, chain: str, draws: int, seed: int
+) -> Iterator[Column]:
+    """Yields the augmented pictures of all samples, and their captions, for each view of the epochs 0 to draws - 1."""
     import numpy as np
     import torch
 
     transform = read_chain(chain, len(shards.classes))
-    batch = torch.from_numpy(np.stack([shards.image_of(index) for index in chosen])).permute(0, 3, 1, 2)
+    batch = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
     has_labels = shards.content.label_row is not None
     labels = torch.from_numpy(shards.labels_of(np.array(chosen))) if has_labels else None
-    rows: list[list[NDArray[np.uint8]]] = [[shards.image_of(index)] for index in chosen]
-    texts = [[caption] for caption in captions]
     for epoch in range(draws):
         made: Any = transform(batch, labels, indices=np.array(chosen), seed=seed, epoch=epoch)
         made = made[0] if has_labels else made
         for view, images in enumerate(made if isinstance(made, tuple) else (made,)):
             name = f"epoch {epoch}" + (f", view {view}" if isinstance(made, tuple) else "")
-            for row, text, picture in zip(rows, texts, levels_of(images, transform), strict=True):
-                row.append(picture)
-                text.append(name)
-    pictures = [picture for row in rows for picture in row]
-    return pictures, [text for part in texts for text in part], len(rows[0])
+            yield [*levels_of(images, transform)], [name] * len(chosen)
 
 
-def _beside_sources(
-    shards: ShardSet, chosen: Sequence[int], captions: Sequence[str], src: Path
-) -> tuple[Pictures, list[str]]:
-    """Returns (pictures, captions), in which each sample is followed by its source image from `src`."""
+def _sources(shards: ShardSet, chosen: Sequence[int], src: Path) -> Column:
+    """Returns the source image of each sample from `src`, and captions."""
     import numpy as np
 
     from shardio.conversion.collect import read_again
     from shardio.conversion.images.decode import decode_image
 
-    collection = read_again(src, frozenset(shards.index["key"][chosen].tolist()))
+    keys = shards.index["key"][chosen].tolist()
+    collection = read_again(src, frozenset(keys))
     sources = {source.key: source for source in collection.splits.get(shards.split, ())}
     pictures: Pictures = []
     texts: list[str] = []
-    for index, caption in zip(chosen, captions, strict=True):
-        pictures.append(shards.image_of(index))
-        texts.append(caption)
-        source = sources.get(bytes(shards.index["key"][index]))
+    for key in keys:
         picture, text = np.zeros((8, 8, 3), np.uint8), "not found"
-        if source is not None:
+        if (source := sources.get(key)) is not None:
             try:
                 picture = decode_image(collection.origin.read(source)).pixels
                 text = f"source\n{picture.shape[1]} x {picture.shape[0]}"
