@@ -181,10 +181,7 @@ class _Repair:
         self.repaired: list[str] = []
         self.faults: dict[str, str] = {}
         """The reason why a file cannot be made again, by name of the file."""
-        splits = manifest.splits.values()
-        self._shards = {shard.file: shard for split in splits for shard in split.shards}
-        arrays = [file for split in splits for array in split.arrays.values() for file in array.files]
-        self._entries: dict[str, FileEntry] = {**self._shards, **{file.file: file for file in arrays}}
+        self._entries = {entry.file: entry for entry in manifest.files}
 
     def run(self, on_progress: Callable[[int, int], None]) -> None:
         """Makes all damaged files again: shards and arrays first, then the files made from their records."""
@@ -215,12 +212,13 @@ class _Repair:
 
     def _is_concerned(self, task: ShardTask) -> bool:
         """Whether a damaged file is made by this task, or from its record."""
-        split, shard = self.manifest.splits[task.split], self._shards.get(task.name)
+        split = self.manifest.splits[task.split]
         files = {split.index.file, *task.file_names}
         for spec in task.arrays:
             array = split.arrays[spec.name]
             files |= {entry.file for entry in (array.files if spec.row.is_small else [array.crc32])}
-        if self.manifest.rejects is not None and (shard is None or shard.num_samples < len(task.sources)):
+        num_samples = sum(shard.num_samples for shard in split.shards if shard.file == task.name)
+        if self.manifest.rejects is not None and num_samples < len(task.sources):
             files.add(self.manifest.rejects.file)
         return not self.damaged.isdisjoint(files)
 

@@ -429,7 +429,7 @@ def test_a_worker_that_is_late_cannot_replace_a_published_shard(image_tree: Path
         report.go_on.set()
         with pytest.raises(FileNotFoundError):
             future.result(60)
-        with pytest.raises(FileNotFoundError):
-            do_task(task, lambda done, refused: None)
+        with pytest.raises(FileNotFoundError):  # also if it has none to refuse, and would note nothing on the way
+            do_task(replace(task, sources=task.sources[1::2]), lambda done, refused: None)
     assert stamps(out) == before
     assert hashes(out) == published
