@@ -20,9 +20,10 @@ from shardio.sets.verify import verify
 
 
 @pytest.fixture(autouse=True)
-def workers_that_have_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forks workers from the process that has torch imported (tests/support/command.py), where spawned ones would
-    import it. They do not inherit anything either. Commands and scripts spawn theirs, and so do the tests of storms."""
+def workers_that_start_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks workers from the process that has the slow modules imported (tests/support/command.py), where spawned ones
+    would import them. They do not inherit anything either. Commands and scripts spawn theirs, and so do the tests of
+    storms."""
     quick = multiprocessing.get_context("forkserver")
     monkeypatch.setattr(
         engine, "multiprocessing", SimpleNamespace(get_context=lambda name: quick, parent_process=lambda: None)
