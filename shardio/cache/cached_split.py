@@ -33,7 +33,7 @@ from shardio.format.layout import crc32
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
 from shardio.kernels.rowcopy import Places
-from shardio.reading.choose import Io, LocalSplit, SplitSource, make_reader
+from shardio.reading.choose import Io, SplitSource, make_reader
 from shardio.reading.layout import as_rows
 from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet, open_shards
@@ -158,7 +158,7 @@ class StorageReader(Reader):
             self._on_damaged_copy()
 
 
-class CachedSplit:
+class CachedSplit(SplitSource):
     """A split of the set `place` (a folder or URL), read through the cache in the folder `cache`.
 
     Holds a lease on the set's copy until `close`, or until the object is garbage collected. With a `meeting`, its nodes
@@ -167,8 +167,6 @@ class CachedSplit:
     `digest` pins the set. Raises the errors of `take_lease`; SetNotFoundError if the set has no such split; LaunchError
     if the ranks of the meeting do not all ask for the same split.
     """
-
-    _shards: ShardSet
 
     def __init__(
         self,
@@ -297,6 +295,6 @@ def open_source(
     """Returns a source of the split of the set `path`, a folder or URL.
 
     With `cache`, a folder, the source is a CachedSplit, which copies together with the ranks of the Meeting that `meet`
-    returns, if any. Otherwise it is a LocalSplit, which reads the set where it is.
+    returns, if any. Otherwise the set is read where it is.
     """
-    return LocalSplit(path, split, digest) if cache is None else CachedSplit(path, cache, split, digest, meet())
+    return SplitSource(path, split, digest) if cache is None else CachedSplit(path, cache, split, digest, meet())

@@ -87,19 +87,14 @@ class CudaCopier:
 
 @cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """Returns the stream on which all loaders of the process copy to this device.
-
-    torch hands out 32 streams in turn. With a stream for each loader, a later loader could get a stream that has other
-    work, which would then wait for whole steps.
-    """
+    """Returns the stream on which all loaders of the process copy to this device. torch hands out 32 streams in turn:
+    a loader's own stream could be one that has other work, which would then wait for whole steps."""
     return torch.cuda.Stream(device)
 
 
 class CudaTransfer:
-    """Device memory for a batch, and the copy into it on `copy_stream`: a `shardio.loading.prefetch.Transfer`.
-
-    The memory belongs to the CUDA stream that is current when the transfer is made.
-    """
+    """Device memory for a batch, and the copy into it on `copy_stream`: a `shardio.loading.prefetch.Transfer`. The
+    memory belongs to the CUDA stream that is current when the transfer is made."""
 
     _begin: torch.cuda.Event
     _end: torch.cuda.Event

@@ -33,10 +33,8 @@ from shardio.system.eager import eager
 
 
 class _Due(NamedTuple):
-    """A batch to come: the request for a reader; for a transform, random numbers of its samples and what it makes.
-
-    `dtypes`: of its images on the device, if `TransformStep.on_host` has changed them.
-    """
+    """A batch to come: the request for a reader; for a transform, random numbers of its samples and what it makes;
+    and the dtypes of its images on the device, if `TransformStep.on_host` has changed them."""
 
     request: Request
     draws: Draws | None
@@ -59,7 +57,7 @@ class Flow:
         """The epoch that the order and the transform's random numbers depend on."""
         self._pipeline = pipeline
         self._batches = enumerate(sampler.batches(epoch))
-        self._announces = pipeline.begin_epoch()
+        self._announces = pipeline.reader.begin_epoch()
         # Has an entry once no more batches are wanted: gather threads then announce none.
         self._given_up: list[None] = []
         # Drawn from the order, and announced if that is of use.
@@ -172,30 +170,28 @@ class Flow:
     def _draw(self, count: int) -> None:
         """Takes batches from the order until `count` batches wait to be submitted, or the epoch has no more, and
         announces them if the reader wants that. An error is kept, and raised when its batch is due."""
+        pipeline = self._pipeline
         while len(self._coming) < count and self._error is None:
             step, indices = next(self._batches, (0, None))
             if indices is None:
                 return
             draws = program = None
             try:
-                if self._pipeline.transform.function is not None:
-                    draws = _draws(self.sampler, self._pipeline.options.seed, self.epoch, step, indices)
-                    program = self._pipeline.program(indices, draws)
-                request = self._pipeline.request(indices, program)
+                if pipeline.transform.function is not None:
+                    draws = _draws(self.sampler, pipeline.options.seed, self.epoch, step, indices)
+                    program = pipeline.transform.program(indices, draws, pipeline.reader.whole_lines)
+                request = pipeline.request(indices, program)
             except Exception as error:  # it is raised when the batch is due; its frames would refer to this object
                 self._error = error.with_traceback(None)
                 return
             if self._announces:
-                self._pipeline.announce(request, self._given_up)
+                pipeline.announce(request, self._given_up)
             self._coming.append(_Due(request, draws, program))
 
 
 class LoaderIterator(Iterator[tuple[Any, ...]]):
-    """Iterates over the batches of one epoch, once.
-
-    Threads may take turns to call `next`. A call during another thread's call, even on another iterator of the same
-    loader, raises RuntimeError and changes nothing.
-    """
+    """Iterates over the batches of one epoch, once. Threads may take turns to call `next`. A call during another
+    thread's call, even on another iterator of the same loader, raises RuntimeError and changes nothing."""
 
     def __init__(self, pipeline: Pipeline, position: Position) -> None:
         self._pipeline = pipeline
@@ -297,11 +293,8 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
 
 
 def _draws(sampler: Sampler, seed: int, epoch: int, step: int, indices: NDArray[np.int64]) -> Draws:
-    """Returns the random numbers of the samples `indices` of the rank's batch at `step`.
-
-    Their counters are the samples' indices; or, where a sample may come more than once in an epoch, their positions in
-    the order.
-    """
+    """Returns the random numbers of the samples `indices` of the rank's batch at `step`. Their counters are sample
+    indices; or, where a sample may come more than once in an epoch, their positions in the order."""
     start, stop = sampler.bounds(step)
     positions = np.arange(start, stop) % sampler.num_samples
     comes_once = not sampler.order.redraws and sampler.repeats == 1

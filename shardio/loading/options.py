@@ -11,7 +11,7 @@ import torch
 from shardio.augment.chain import Transform
 from shardio.errors import check_choice
 from shardio.format.entries import ArrayEntry
-from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType, SampleShape, sample_nbytes
+from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType, SampleShape
 from shardio.loading.world import World
 from shardio.order.orders import as_integer
 from shardio.order.sampler import Tail
@@ -151,11 +151,6 @@ class Parts:
         return self.image_shape or (0, 0, 0)
 
     @property
-    def nbytes(self) -> int:
-        """The bytes of one sample in a slot."""
-        return sample_nbytes(self.stored_shape) + sum(row.nbytes for row in self.rows.values())
-
-    @property
     def rows(self) -> dict[str, RowType]:
         """The dtype and shape of one sample's value, by name: for each array, and for the sample's set number."""
         source = {SOURCE: LABEL_ROW} if self.source else {}
@@ -215,20 +210,10 @@ def choose_device(device: str | torch.device | None, world: World) -> torch.devi
 
     Raises ValueError if torch does not see the requested device.
     """
-    if device is not None:
-        chosen = _checked(device)
-    elif torch.cuda.is_available():
-        chosen = torch.device("cuda")  # the current one, if nothing says which is this rank's
-        if world.local_rank is not None:
-            chosen = torch.device("cuda", world.local_rank % torch.cuda.device_count())
-    else:
-        chosen = torch.device("cpu")
-    if chosen.type == "cuda" and chosen.index is None:
-        chosen = torch.device("cuda", torch.cuda.current_device())
-    return chosen
-
-
-def _checked(device: str | torch.device) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda" and world.local_rank is not None:
+            device = f"cuda:{world.local_rank % torch.cuda.device_count()}"
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
@@ -247,4 +232,6 @@ def _checked(device: str | torch.device) -> torch.device:
                 "CUDA_VISIBLE_DEVICES, the driver and the build of torch; "
                 "device=None chooses a GPU if there is one, otherwise the CPU"
             )
+        if chosen.index is None:
+            chosen = torch.device("cuda", torch.cuda.current_device())
     return chosen

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.augment.boxes import Draws
 from shardio.augment.program import Program
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, MAX_SMALL_NBYTES
 from shardio.loading.cuda import make_copier
@@ -85,7 +84,7 @@ class Pipeline:
         self._source = source
         self._shards = shards
         num_samples = len(shards) if indices is None else len(np.unique(indices))
-        self._reader = self._make_reader(num_samples, local_ranks * under_way * batch_nbytes)
+        self.reader = self._make_reader(num_samples, local_ranks * under_way * batch_nbytes)
         make = copier.new_slot if copier else new_slot
         shape = (0, 0, 0) if self.transform.makes_pixels else parts.stored_shape
         room = self._most_per_slot * options.batch_size
@@ -94,7 +93,7 @@ class Pipeline:
         """The number of batches to announce to the reader in addition to the batches under way."""
         most = _MOST_MAKING_THREADS if self.transform.makes_pixels else _MOST_THREADS
         shared = usable_cores() // local_ranks if self.transform.makes_pixels else usable_cores()
-        default = max(1, min(most, shared), self._reader.num_threads)
+        default = max(1, min(most, shared), self.reader.num_threads)
         self.num_threads = options.num_threads or default
         self.about = LoaderFacts(self.num_threads, usable_cores(), options.prefetch, options.world)
         close_at_exit(self)
@@ -138,7 +137,7 @@ class Pipeline:
             if self._reports is not None:
                 steps.callback(self._reports.close)
             # Before the threads are waited for: one that is asking a storage that does not answer gives up.
-            steps.callback(self._reader.close)
+            steps.callback(self.reader.close)
             steps.callback(self._source.stop)
         self._is_over = True
 
@@ -147,24 +146,14 @@ class Pipeline:
         self.transform = self._make_step(function)
         self._ring.clear()
 
-    def begin_epoch(self) -> bool:
-        """Prepares the reader for an epoch. Returns whether batches should be announced to the reader."""
-        return self._reader.begin_epoch()
-
     def batches_per_slot(self) -> int:
-        """Returns how many batches of the epoch that has begun are gathered together, into one slot.
-
-        More than one if batches are small and only copied, from memory, to a caller on the CPU.
-        """
-        return self._most_per_slot if self.transform.function is None and self._reader.least_nbytes else 1
+        """Returns how many batches of the epoch that has begun are gathered together, into one slot: more than one if
+        batches are small and only copied, from memory, to a caller on the CPU."""
+        return self._most_per_slot if self.transform.function is None and self.reader.least_nbytes else 1
 
     def new_prefetch(self) -> DevicePrefetch | None:
         """Returns a new queue that copies the batches of one epoch to the device; None if batches stay on the CPU."""
         return DevicePrefetch(self._copier, self._ring, self.meter.counts) if self._copier else None
-
-    def program(self, indices: NDArray[np.int64], draws: Draws) -> Program | None:
-        """Returns what a transform of shardio makes of a batch: see `TransformStep.program`."""
-        return self.transform.program(indices, draws, self._reader.whole_lines)
 
     def request(self, indices: NDArray[np.int64], program: Program | None) -> Request:
         """Returns the request to read a batch; with `program`, what it needs of each image."""
@@ -180,7 +169,7 @@ class Pipeline:
 
     def announce(self, request: Request, given_up: list[None]) -> None:
         """Announces a batch that will be submitted soon to the reader: see `GatherThreads.announce`."""
-        self._threads.announce(self._reader, request, given_up)
+        self._threads.announce(self.reader, request, given_up)
         self.meter.counts.read_ahead_batches += 1
 
     def submit(self, request: Request, program: Program | None, head_start_seconds: float) -> Pending:
@@ -190,7 +179,7 @@ class Pipeline:
             slot.lay_out(((len(slot.labels), *self.parts.stored_shape), np.uint8))
         else:
             slot.lay_out(*program.results)
-        return self._threads.submit(self._reader, request, slot, head_start_seconds)
+        return self._threads.submit(self.reader, request, slot, head_start_seconds)
 
     def abandon(self, pending: Pending) -> None:
         """Gives up a batch. Its slot returns to the ring once no thread writes to it. Does not wait."""
@@ -211,10 +200,8 @@ class Pipeline:
         return slot
 
     def finish_on_host(self, slot: Slot, size: int, program: Program | None) -> tuple[torch.dtype, ...]:
-        """Does for a gathered batch what cannot be done on a GPU: see `TransformStep.on_host`.
-
-        If that fails, returns the slot to the ring, and raises the error.
-        """
+        """Does for a gathered batch what cannot be done on a GPU: see `TransformStep.on_host`. After an error, the slot
+        returns to the ring."""
         try:
             return self.transform.on_host(slot, size, program)
         except BaseException:
@@ -222,11 +209,9 @@ class Pipeline:
             raise
 
     def lend(self, slot: Slot, sizes: Sequence[int]) -> list[Tensors]:
-        """Returns the batches of a slot, of `sizes` samples each, one after the other, on the CPU.
-
-        Images and arrays are views of the slot, which returns to the ring when the last view is freed. Labels and small
-        arrays are copies, so a caller who collects them over an epoch does not keep slots.
-        """
+        """Returns the batches of a slot, of `sizes` samples each, on the CPU. Images and arrays are views of the slot,
+        which returns to the ring when the last view is freed. Labels and small arrays are copies, so a caller who
+        collects them over an epoch does not keep slots."""
         whole, batches, start = self._ring.lend(slot, sum(sizes)), [], 0
         for size in sizes:
             some = slice(start, start := start + size)
@@ -250,7 +235,7 @@ class Pipeline:
 
     def stats(self) -> dict[str, Any]:
         """Returns the counters of `ShardLoader.stats`, except for the device."""
-        read = self._reader.counts()
+        read = self.reader.counts()
         report = self.report()
         return {
             **vars(report.counts),
@@ -259,7 +244,7 @@ class Pipeline:
             "num_threads": self.num_threads,
             "slots": self._ring.num_made,
             "slots_free": self._ring.num_free,
-            "io": self._reader.name,
+            "io": self.reader.name,
             "read_nbytes": read.nbytes,
             "read_retries": read.retries,
             "read_ahead_hits": read.found / read.looked_for if read.looked_for else None,

@@ -1,11 +1,7 @@
 """Counters of a loader, and reports that say how long training waited for data, and which stage was the bottleneck.
 
-The consumer's thread updates the counters, and any thread may read them. A batch that is being delivered may not be
-counted yet.
-
-The loop's time runs from batch to batch, so the time between epochs does not count. The loop spends its time on
-waiting for batches, waiting for copies to the device, the transform, and the caller's own step. The wait for the first
-batch of an epoch is counted separately.
+The consumer's thread updates the counters, and any thread may read them. The loop's time runs from batch to batch, so
+the time between epochs does not count. The wait for the first batch of an epoch is counted separately.
 """
 
 from __future__ import annotations
@@ -71,13 +67,10 @@ class Snapshot:
 
 
 class Meter:
-    """The counts of one loader and the progress of its consumer.
-
-    Only the consumer's thread may call it, except for `snapshot`, which any thread may call.
-    """
+    """The counts of one loader and the progress of its consumer, whose thread alone may call it, except for `snapshot`.
+    `no_core_seconds` returns how many seconds gather threads have waited for a core so far."""
 
     def __init__(self, no_core_seconds: Callable[[], float]) -> None:
-        """`no_core_seconds` returns how many seconds gather threads have waited for a core so far."""
         self.counts = Counts()
         self._no_core_seconds = no_core_seconds
         self._storage_start = _storage_nbytes()
@@ -208,10 +201,8 @@ class LoaderReport(Snapshot):
 
     @property
     def blocked(self) -> float:
-        """The share of their time that gather threads neither ran nor waited for a core: from 0 to 1.
-
-        It is 1.0 if no batch has arrived during the time.
-        """
+        """The share of their time that gather threads neither ran nor waited for a core, from 0 to 1; 1.0 if no batch
+        has arrived."""
         busy = self.counts.gather_seconds
         if busy <= 0.0:
             return 1.0 if self.waiting_seconds else 0.0
@@ -281,10 +272,8 @@ _RESULTS: dict[Stage, str] = {
 
 
 class ReportThread(DaemonThread):
-    """A thread that prints a report line to stderr every `seconds`, if a batch arrived or the consumer is stuck.
-
-    The thread ends at `close`, or when `owner` is garbage collected. It holds no strong reference to `owner`.
-    """
+    """A thread that prints a report line to stderr every `seconds`, if a batch arrived or the consumer is stuck. Ends
+    at `close`, or when `owner`, to which it holds no strong reference, is garbage collected."""
 
     def __init__(self, owner: object, meter: Meter, source: LoaderFacts, seconds: float) -> None:
         self._ends: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -299,8 +288,7 @@ class ReportThread(DaemonThread):
 
 
 def _report(ends: queue.SimpleQueue[Any], owner: object, meter: Meter, source: LoaderFacts, seconds: float) -> None:
-    """Prints a line every `seconds`, until `ends` has an item. Keeps `owner` alive, a weak reference that puts itself
-    there."""
+    """Prints a line every `seconds`, until `ends` has an item: `owner`, a weak reference, puts itself there."""
     before = meter.snapshot()
     while True:
         with contextlib.suppress(queue.Empty):

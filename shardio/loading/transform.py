@@ -39,10 +39,7 @@ class TransformStep:
         shards: AnySet,
         indices: NDArray[np.int64] | None,
     ) -> None:
-        """Raises ValueError if `function` does not suit the split.
-
-        `indices` are the indices of the samples to read; None for all samples of the split.
-        """
+        """Raises ValueError if `function` does not suit the split. `indices`: the samples to read; None for all."""
         self.function = function
         self._options = options
         self._parts = parts
@@ -59,10 +56,8 @@ class TransformStep:
         """Whether gather threads make pixels, from regions of the stored images."""
 
     def program(self, indices: NDArray[np.int64], draws: Draws, whole_lines: int = 0) -> Program | None:
-        """Returns what a transform of shardio makes of a batch; None for other functions, and for an empty batch.
-
-        For `whole_lines` see `Program`. Raises the errors of the transform.
-        """
+        """Returns what a transform of shardio makes of a batch; None for other functions, and for an empty batch. For
+        `whole_lines` see `Program`. Raises the errors of the transform."""
         if self._ours is None or not len(indices):
             return None
         if self._ours.mixes:
@@ -80,10 +75,8 @@ class TransformStep:
 
     @property
     def results(self) -> list[tuple[tuple[int, ...], Any]]:
-        """The shape and dtype of each view that gather threads write for a whole batch.
-
-        If that cannot be told before samples are known, as of a squashed split, those of stored images.
-        """
+        """The shape and dtype of each view that gather threads write for a whole batch; those of stored images if that
+        depends on the samples, as in a squashed split."""
         count = self._options.batch_size
         if self.makes_pixels:
             with contextlib.suppress(ValueError, IndexError):  # which each batch will raise, by then of its own samples

@@ -108,10 +108,8 @@ def meet_in_torch() -> Meeting | None:
 
 
 def check_world(world: World) -> None:
-    """Raises LaunchError if torch.distributed now has another rank or world size than `world`.
-
-    Checks nothing if `world` comes from arguments, or torch.distributed is not initialized.
-    """
+    """Raises LaunchError if torch.distributed is initialized and has another rank or world size than `world`, unless
+    `world` comes from arguments."""
     now = None if world.source == "arguments" else world_of_torch()
     if now and (now.rank, now.world_size) != (world.rank, world.world_size):
         raise LaunchError(
@@ -145,10 +143,7 @@ def _believed(world: World, environ: Mapping[str, str]) -> Iterator[tuple[str, t
 
 
 def min_local_ranks(world: World, environ: Mapping[str, str] = os.environ) -> int:
-    """Returns a lower bound of the number of ranks on this node.
-
-    It is the number that the launcher set. If that is unknown, it is the local rank plus 1.
-    """
+    """Returns a lower bound of the number of ranks on this node: the launcher's number, or the local rank plus 1."""
     told = [
         int(number[0])
         for _, _, local_sizes in _believed(world, environ)
@@ -160,10 +155,8 @@ def min_local_ranks(world: World, environ: Mapping[str, str] = os.environ) -> in
 
 
 def _from_environment(environ: Mapping[str, str]) -> World:
-    """Returns rank and world size of the innermost launcher, or rank 0 of 1 without a launcher.
-
-    Raises LaunchError if an outer launcher or another variable contradicts it.
-    """
+    """Returns rank and world size of the innermost launcher, or rank 0 of 1 without a launcher. Raises LaunchError if
+    an outer launcher or another variable contradicts it."""
     inner: World | None = None
     for source, (rank, world_size, *_) in _LAUNCHERS.items():
         if rank not in environ or world_size not in environ:

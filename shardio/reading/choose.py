@@ -1,8 +1,8 @@
-"""Chooses the reader that suits a split on this machine, and gives the reason.
+"""Chooses the reader that suits a split on this machine, and gives the reason; and opens splits.
 
-`look_at` collects facts, and `choose` decides from the facts alone, so every case can be tested. A set larger than the
-page cache would evict everything else and still be read from the disk, so it is read past the cache. A network
-filesystem is never mapped: a thread that waits for a page cannot be interrupted.
+`look_at` collects facts, and `choose` decides from the facts alone. A set larger than the page cache would evict
+everything else and still be read from the disk, so it is read past the cache. A network filesystem is never mapped: a
+thread that waits for a page cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,36 +148,11 @@ def _gigabytes(nbytes: int) -> str:
     return f"{count:,.0f} GB" if count >= 1000 else f"{count:.3g} GB"
 
 
-class SplitSource(Protocol):
+class SplitSource:
     """Opens a split, and makes the readers of its samples. To be used by one thread. Call `open` first. Only
-    `num_samples`, `digest`, `stop` and `close` may be used before."""
+    `num_samples`, `digest`, `stop` and `close` may be used before. This class reads the split in its folder."""
 
-    num_samples: int
-    digest: str
-    """The digest of the set."""
-
-    def open(self, batches: Iterable[NDArray[np.int64]]) -> ShardSet:
-        """Opens the split, and returns it. `batches` are the sample indices of the first batches that will be read."""
-
-    def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Reader:
-        """Returns the reader for `io`. See the function `make_reader` for arguments and errors."""
-
-    def make_second(self) -> Reader:
-        """Returns a second reader, which reads a sample again if its crc32 is wrong."""
-
-    def describe(self) -> dict[str, Any]:
-        """Returns the entries `io_reason` and `staging` of `ShardLoader.stats`. Call `make_reader` first."""
-
-    def stop(self) -> None:
-        """Tells the copying into a cache to end, and makes reads from the set's storage fail. Does not wait."""
-
-    def close(self) -> None:
-        """Calls `stop`, waits until the copying has ended, and ends the lease on the copy. May be called again."""
-
-
-class LocalSplit:
-    """The `SplitSource` of a split in a folder, read without a cache. `stop` and `close` do nothing."""
-
+    _shards: ShardSet
     _io_reason: str
 
     def __init__(self, path: str | os.PathLike[str], split: str, digest: str | None) -> None:
@@ -185,19 +160,25 @@ class LocalSplit:
         self.num_samples, self.digest = len(self._shards), self._shards.digest
 
     def open(self, batches: Iterable[NDArray[np.int64]]) -> ShardSet:
+        """Opens the split, and returns it. `batches` are the sample indices of the first batches that will be read."""
         return self._shards
 
     def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Reader:
+        """Returns the reader for `io`. See the function `make_reader` for arguments and errors."""
         reader, self._io_reason = make_reader(self._shards, io, num_samples, tables, reserved_nbytes)
         return reader
 
-    def make_second(self) -> FileReader:
-        """Returns a reader that bypasses the page cache if possible, because a page in the cache may be damaged."""
+    def make_second(self) -> Reader:
+        """Returns a second reader, which reads a sample again if its crc32 is wrong: past the page cache if possible,
+        because a page in the cache may be damaged."""
         return FileReader(self._shards, alignment=alignment_of(self._shards))
 
     def describe(self) -> dict[str, Any]:
+        """Returns the entries `io_reason` and `staging` of `ShardLoader.stats`. Call `make_reader` first."""
         return {"io_reason": self._io_reason, "staging": None}
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """Tells the copying into a cache to end, and makes reads from the set's storage fail. Does not wait."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Calls `stop`, waits until the copying has ended, and ends the lease on the copy. May be called again."""

@@ -138,11 +138,12 @@ class FileReader(Reader):
             self._read_cells(table, stored, 0, cells)
             rows[lines] = cells
             return
-        chosen, again = _distinct(stored)
-        self._read_distinct(table, stored[chosen], lines[chosen], rows)
-        if again is not None:
-            to, first = again
-            rows[lines[to]] = rows[lines[first]]
+        distinct, chosen = np.unique(stored, return_index=True)
+        self._read_distinct(table, distinct, lines[chosen], rows)
+        if len(distinct) < len(stored):
+            first = chosen[np.searchsorted(distinct, stored)]
+            again = np.flatnonzero(first != np.arange(len(stored)))
+            rows[lines[again]] = rows[lines[first[again]]]
 
     def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
         found = np.empty(len(indices), np.uint32)
@@ -255,12 +256,9 @@ class FileReader(Reader):
         wanted: int,
         asked_for: int = 0,
     ) -> None:
-        """Reads at least `wanted` bytes of a file into the buffers, from byte `offset` on.
-
-        Transient errors are retried for a second. The offset, the buffers and their lengths must be aligned. More bytes
-        may be read, up to the size of the buffers. The error names the row that failed; if bytes before `asked_for`
-        failed, the row at `asked_for`.
-        """
+        """Reads at least `wanted` bytes of a file into the buffers, from byte `offset` on, and at most as many as they
+        hold. The offset, the buffers and their lengths must be aligned. Transient errors are retried for a second. Then
+        the error names the row that failed, or the row at `asked_for`, if an earlier one failed."""
         attempts: Attempts | None = None  # made when storage fails, which is seldom
         done = 0
         while done < wanted:
@@ -325,24 +323,6 @@ def _drop(descriptor: int, offset: int, nbytes: int) -> None:
     start, stop = _sector_of(offset, page), _sector_of(offset + nbytes + page - 1, page)
     with contextlib.suppress(OSError):
         os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_DONTNEED)
-
-
-def _distinct(
-    indices: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], tuple[NDArray[np.int64], NDArray[np.int64]] | None]:
-    """Returns (chosen, again). `chosen`: where each index occurs first in `indices`, in ascending order of the index.
-
-    `again` is None if no index is repeated. Otherwise it has two arrays: where further occurrences are, and for each of
-    them where the same index occurs first.
-    """
-    order = np.argsort(indices, kind="stable")
-    ascending = indices[order]
-    again = np.zeros(len(order), bool)
-    np.equal(ascending[1:], ascending[:-1], out=again[1:])
-    if not again.any():
-        return order, None
-    firsts = np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))
-    return order[~again], (order[again], order[firsts[again]])
 
 
 def _stretches(apart: NDArray[np.bool_]) -> Iterator[_Span]:

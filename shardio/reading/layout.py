@@ -71,9 +71,9 @@ class SplitLayout:
         self.index_table = StoredTable("index row", [content.index], count, content.index.dtype.itemsize)
         self.orders = tuple(StoredTable("stored row", [order], count, order.row.nbytes) for order in content.orders)
         nbytes = 0 if manifest.sample_shape is None else sample_nbytes(manifest.sample_shape)
-        self.pixels = StoredTable("", content.shards, _counts(content.shards), nbytes, self._order(content.order))
+        self.pixels = self._table("", content.shards, nbytes, content.order)
         self.arrays = {
-            name: StoredTable(name, array.shards, _counts(array.shards), array.row.nbytes, self._order(array.order))
+            name: self._table(name, array.shards, array.row.nbytes, array.order)
             for name, array in content.arrays.items()
         }
         self.crc32s = {
@@ -83,8 +83,9 @@ class SplitLayout:
             for (name, array), table in zip(self.content.arrays.items(), self.arrays.values(), strict=True)
         }
 
-    def _order(self, number: int | None) -> StoredTable | None:
-        return None if number is None else self.orders[number]
+    def _table(self, name: str, shards: Sequence[ShardEntry], row_nbytes: int, order: int | None) -> StoredTable:
+        counts = [shard.num_samples for shard in shards]
+        return StoredTable(name, shards, counts, row_nbytes, None if order is None else self.orders[order])
 
     def __len__(self) -> int:
         return self.content.num_samples
@@ -156,10 +157,6 @@ class SplitLayout:
             return self.arrays[name]
         _ = self.sample_shape  # raises if there are no pixels
         return self.pixels
-
-
-def _counts(shards: Sequence[ShardEntry]) -> list[int]:
-    return [shard.num_samples for shard in shards]
 
 
 def as_rows(out: NDArray[Any]) -> NDArray[np.uint8]:

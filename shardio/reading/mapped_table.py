@@ -106,9 +106,7 @@ class MappedTable(RowMapping):
         self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows, shape: SampleShape
     ) -> None:
         """Copies a window of each sample's image into `out`, uint8 (n,), one after the other. The samples must exist.
-
-        `shape` is (height, width, channels) of an image. Raises the errors of `copy`.
-        """
+        `shape` is (height, width, channels) of an image. Raises the errors of `copy`."""
         numbers = self.numbers(indices)
         images = self.rows.reshape(-1, *shape)
         ends = (windows.num_pixels * shape[2]).cumsum()

@@ -1,10 +1,9 @@
-"""Maps many shards as one matrix with a sample in each row: a single np.take gathers from all of them.
+"""Maps many shards as one matrix with a sample in each row, so that one call gathers a batch from all of them.
 
-One call serves any batch and takes the GIL once; next to a thread that computes in Python, a loop over rows gave 198
-images/s and np.take 25,288 (benchmarks/gather.py). Address space for all shards is reserved first, without memory. Each
-shard is then mapped at an address where its samples fall on whole rows of the matrix, counted from the first sample of
-the first shard. Reading a row between two shards ends the process, so the matrix stays private to ShardSet, which
-checks sample indices and translates them into rows.
+The call takes the GIL once; next to a thread that computes in Python, a loop over rows gave 198 images/s and one call
+25,288 (benchmarks/gather.py). Address space for all shards is reserved first, without memory. Each shard is then mapped
+where its samples fall on whole rows of the matrix. Reading a row between two shards ends the process, so the matrix
+stays private to ShardSet, which checks sample indices and translates them into rows.
 
 No descriptor stays open, however many shards there are (Python's own mmap keeps one for each file).
 """
@@ -52,11 +51,8 @@ if _LINUX:
 
 
 def _reserve(nbytes: int) -> mmap.mmap:
-    """Returns `nbytes` of reserved address space, without memory. Raises OSError if the system refuses.
-
-    The space, and everything mapped there, is freed with the last array over it. C reserves and frees the space, so an
-    exception from a signal handler cannot leak it.
-    """
+    """Returns `nbytes` of reserved address space, without memory, which is freed with the last array over it. Raises
+    OSError if the system refuses. C reserves and frees it, so an exception from a signal handler cannot leak it."""
     try:
         return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=_PROT_NONE)
     except OverflowError:
@@ -90,9 +86,7 @@ class RowMapping:
 
     def map_file(self, number: int, file: OpenFile) -> None:
         """Maps `file` as file `number` of the matrix, and closes it. The caller must have checked its size and header.
-
-        Raises OSError if the system refuses to map the file.
-        """
+        Raises OSError if the system refuses to map the file."""
         address, nbytes = self._address + self._places[number], self._nbytes[number]
         flags = mmap.MAP_SHARED | _MAP_FIXED
         with file:
@@ -123,10 +117,8 @@ def will_need(
 
 
 def resident_share(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> float:
-    """Returns the share of the rows `numbers` whose middle page is in the page cache, from 0 to 1 (Linux).
-
-    For files that the user neither owns nor may write to, the kernel always reports everything as cached.
-    """
+    """Returns the share of the rows `numbers` whose middle page is in the page cache, from 0 to 1 (Linux). For files
+    that the user neither owns nor may write to, the kernel always reports everything as cached."""
     first, last = _pages_of(rows, numbers)
     answer = ctypes.c_ubyte()
     where = ctypes.byref(answer)

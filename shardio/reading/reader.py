@@ -129,11 +129,8 @@ class Reader:
     def make_pixels(
         self, request: Request, views: Views, numbers: NDArray[np.int64], indices: NDArray[np.int64]
     ) -> None:
-        """Reads the windows of samples, and makes the pixels of the batch from them.
-
-        `indices` are the samples in this reader's set, and `numbers` their positions in the batch. A few windows at a
-        time are read and used, so they are still in the processor's caches.
-        """
+        """Makes the pixels of the batch at the positions `numbers` from windows of the samples `indices`. Reads a few
+        windows at a time, so they are still in the processor's caches when they are used."""
         windows, make = request.windows, request.make
         assert windows is not None
         assert make is not None
@@ -197,14 +194,13 @@ class MappedReader(Reader):
     """Copies samples from the mapping, or makes pixels from it, and announces coming samples to the system.
 
     This is the fastest way if the samples are in the page cache. Without an announcement, each missing page would be a
-    request of its own, and a thread that waits for it cannot be interrupted. By default, the kernel also reads around
-    each page, many times the wanted bytes. There is nothing to close: the mapping belongs to the set.
+    request of its own, and a thread that waits for it cannot be interrupted. There is nothing to close: the mapping
+    belongs to the set. `tables` has the names of the arrays that will be read, and "" for the pixels.
     """
 
     name = "mmap"
 
     def __init__(self, shards: ShardSet, tables: Sequence[str] = ("",)) -> None:
-        """`tables` has the names of the arrays that will be read, and "" for the pixels."""
         super().__init__()
         self._shards = shards
         self._tables = tuple(tables)

@@ -1,11 +1,34 @@
-"""Slots of loaders: spoiled, so that a test that still holds one will see, and counted."""
+"""Slots of loaders: spoiled, so that a test that still holds one will see, and counted; and interpreters to end."""
 
 from __future__ import annotations
 
+import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from interpreters import Interpreter, end, serving
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[socket.socket]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def start(server: socket.socket) -> Iterator[Callable[[str, Path], Interpreter]]:
+    """start(script, path): an interpreter, which has imported torch, that runs the script. sys.argv[1] is the path."""
+    started: list[Interpreter] = []
+
+    def run(script: str, path: Path) -> Interpreter:
+        started.append(Interpreter(server, script, str(path)))
+        return started[-1]
+
+    yield run
+    for interpreter in started:
+        end(interpreter)
 
 
 @pytest.fixture

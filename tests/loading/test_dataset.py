@@ -73,15 +73,7 @@ def test_images_are_copies(path: Path) -> None:
     assert torch.equal(second, picture(4))
 
 
-def test_transform_makes_of_each_image_what_it_likes(path: Path) -> None:
-    dataset = ShardDataset(path, transform=lambda image: image.float().mean().item())
-    for i in (0, 22):
-        value, label = dataset[i]
-        assert value == pytest.approx(float(sample_pixels(i, SHAPE).mean()))
-        assert label == i % 7
-
-
-@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "LA"), (3, "RGB"), (4, "RGBA")])
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (4, "RGBA")])
 def test_images_are_pils_if_asked_for(channels: int, mode: str, make_set: Callable[..., Path]) -> None:
     shape = (6, 5, channels)
     dataset = ShardDataset(make_set(NUM_SAMPLES, shape), as_pil=True)
@@ -94,9 +86,6 @@ def test_images_are_pils_if_asked_for(channels: int, mode: str, make_set: Callab
         image.putpixel((0, 0), (1,) * channels)  # it is the caller's own
     dataset.transform = lambda image: image.size
     assert dataset[3] == ((5, 6), 3)
-
-
-def test_what_cannot_be_a_pil_image_is_refused_when_the_dataset_is_made(make_set: Callable[..., Path]) -> None:
     with pytest.raises(ValueError, match=r"as_pil.* 5 channels"):
         ShardDataset(make_set(3, (2, 2, 5)), as_pil=True)
 
@@ -188,28 +177,20 @@ def test_the_dataset_has_the_samples_that_an_epoch_is_drawn_from(
                 assert torch.equal(image, torch.from_numpy(sample_pixels(i, SHAPE)).permute(2, 0, 1))
                 assert (label, type(label)) == (i % 7, int)
         assert [label for _, label in dataset] == dataset.targets
+        again = pickle.loads(pickle.dumps(dataset))
+        assert len(again) == len(dataset)
+        assert next(iter(DataLoader(Subset(again, [0, 2]), 2)))[1].tolist() == [there[0] % 7, there[2] % 7]
         for index in (len(there), -len(there) - 1):
             with pytest.raises(IndexError, match=f"index {index} is out of range"):
                 dataset[index]
 
 
-@pytest.mark.parametrize("indices", [None, CHOSEN])
-def test_the_dataset_goes_under_a_data_loader_and_into_other_processes(
-    indices: list[int] | None, loader_of: MakeLoader
-) -> None:
-    with loader_of(indices=indices) as loader:
-        dataset = pickle.loads(pickle.dumps(loader.dataset))
-        batches = list(DataLoader(Subset(dataset, [0, 2]), batch_size=2))
-        assert batches[0][1].tolist() == [loader.dataset.targets[0], loader.dataset.targets[2]]
-        assert len(dataset) == len(loader.dataset)
-
-
-@pytest.mark.parametrize("name", ["transform", "target_transform", "transforms"])
-def test_a_transform_of_the_dataset_would_do_nothing_and_is_an_error(name: str, loader_of: MakeLoader) -> None:
+def test_a_transform_of_the_dataset_would_do_nothing_and_is_an_error(loader_of: MakeLoader) -> None:
     with loader_of() as loader:
-        assert getattr(loader.dataset, name, None) is None
-        with pytest.raises(AttributeError, match=f"{name}: .* set the loader's transform instead"):
-            setattr(loader.dataset, name, abs)
+        for name in ("transform", "target_transform", "transforms"):
+            assert getattr(loader.dataset, name, None) is None
+            with pytest.raises(AttributeError, match=f"{name}: .* set the loader's transform instead"):
+                setattr(loader.dataset, name, abs)
 
 
 def test_a_loader_that_is_forgotten_ends_though_its_dataset_and_sampler_were_asked_for(loader_of: MakeLoader) -> None:
@@ -226,10 +207,9 @@ def test_a_loader_that_is_forgotten_ends_though_its_dataset_and_sampler_were_ask
 # The sampler, and sizes.
 
 
-@pytest.mark.parametrize("tail", ["drop", "pad", "short"])
-@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (0, 3), (2, 3)])
+@pytest.mark.parametrize(("tail", "rank", "world_size"), [("drop", 0, 1), ("pad", 2, 3), ("short", 2, 3)])
 def test_the_sampler_gives_the_indices_of_the_batches_that_come(
-    rank: int, world_size: int, tail: str, loader_of: MakeLoader
+    tail: str, rank: int, world_size: int, loader_of: MakeLoader
 ) -> None:
     with loader_of(3, tail=tail, rank=rank, world_size=world_size, return_indices=True) as loader:
         for _ in range(3):
@@ -280,26 +260,10 @@ def test_the_arguments_are_those_that_a_data_loader_has() -> None:
     assert not set(_INSTEAD) & set(inspect.signature(ShardLoader).parameters)
 
 
-needs_closed_pipes = pytest.mark.skipif(
-    torch.__version__.startswith("2.4."), reason="torch 2.4 leaves pipes of a worker that has failed open"
-)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize(
-    "options", [{}, {"batch_size": None}, {"shuffle": True}, pytest.param({"num_workers": 1}, marks=needs_closed_pipes)]
-)
-def test_a_data_loader_around_a_loader_is_told_to_be_left_out(
-    options: dict[str, Any], loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # So long torch waits for the end of a worker that has failed.
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
-    with loader_of() as loader:
-        around: DataLoader[Any] = DataLoader(loader, **options)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="do not wrap it in a DataLoader, or wrap a ShardDataset"):
-            next(iter(around))
-    del around
-    gc.collect()  # closes the pipes to workers that have ended
+@pytest.mark.parametrize("options", [{}, {"batch_size": None}, {"shuffle": True}])
+def test_a_data_loader_around_a_loader_is_told_to_be_left_out(options: dict[str, Any], loader_of: MakeLoader) -> None:
+    with loader_of() as loader, pytest.raises(TypeError, match="do not wrap it in a DataLoader, or wrap a"):
+        next(iter(DataLoader(loader, **options)))  # type: ignore[arg-type]
 
 
 # Copies, and other processes.
@@ -339,5 +303,3 @@ def test_sets_datasets_and_samples_say_what_they_are_in_one_line(make_set: Calla
     (tmp_path / "a\n\x1b[31m").symlink_to(dataset.path)
     assert "\\n\\x1b[31m" in repr(ShardDataset(tmp_path / "a\n\x1b[31m"))
     assert repr(dataset.shards[9]) == "Sample(image=uint8 (6, 5, 3), label=2)"
-    image, label = dataset.shards[9]
-    assert (np.array_equal(image, sample_pixels(9, SHAPE)), label) == (True, 2)

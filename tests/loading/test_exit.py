@@ -5,105 +5,20 @@ Each script runs in an interpreter of its own, with warnings as errors.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from interpreters import Interpreter
 
 import shardio
-
-# Each line of the socket is a script and its words, and brings the ends of two pipes. A child leaves the loop, and runs
-# its script where this one ends: at the top level of `__main__`, whose end is that of the interpreter.
-_SERVER = """\
-import json, os, socket, sys
-import torch
-import shardio.loading.loader
-_socket = socket.socket(fileno=int(sys.argv[1]))
-while True:
-    _request, _pipes, _, _ = socket.recv_fds(_socket, 1 << 20, 2)
-    if not _request:
-        os._exit(0)
-    if not (_child := os.fork()):
-        break
-    _socket.sendall(b"%d " % _child)
-    for _pipe in _pipes:
-        os.close(_pipe)
-    _socket.sendall(b"%d " % os.waitstatus_to_exitcode(os.waitpid(_child, 0)[1]))
-_socket.close()
-os.setsid()
-for _number, _pipe in enumerate(_pipes, start=1):
-    os.dup2(_pipe, _number)
-    os.close(_pipe)
-_script, *sys.argv[1:] = json.loads(_request)
-exec(compile(_script, "<string>", "exec"))
-"""
-
-
-class Interpreter:
-    """A running script. Has the methods of subprocess.Popen that tests use."""
-
-    def __init__(self, server: socket.socket, script: str, *words: str) -> None:
-        self._server = server
-        self.returncode: int | None = None
-        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-        socket.send_fds(server, [json.dumps([script, *words]).encode()], [out_end, err_end])
-        os.close(out_end)
-        os.close(err_end)
-        self.stdout, self._stderr = os.fdopen(out), os.fdopen(err)
-        self.pid = self._number()
-
-    def _number(self) -> int:
-        digits = b""
-        while not digits.endswith(b" "):
-            digits += self._server.recv(1) or b"closed "
-        return int(digits)
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Returns what the script still prints until its end. It must print less than a pipe takes."""
-        if self.returncode is None:
-            self._server.settimeout(timeout)
-            self.returncode = self._number()
-        with self.stdout, self._stderr:
-            return self.stdout.read(), self._stderr.read()
-
-
-@contextlib.contextmanager
-def serving() -> Iterator[socket.socket]:
-    """Yields the socket for `Interpreter`."""
-    here, there = socket.socketpair()
-    with here:
-        with there:
-            process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-X", "faulthandler", "-c", _SERVER, str(there.fileno())],
-                pass_fds=[there.fileno()],
-                # A launcher's variables would change the order; PYTHONWARNINGS would change which warnings are errors.
-                env={name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"},
-            )
-        yield here
-        here.shutdown(socket.SHUT_RDWR)
-        process.wait(60)
-
-
-def end(interpreter: Interpreter | subprocess.Popen[str]) -> None:
-    """Kills the script, if it has not ended, and processes that it may have forked."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(interpreter.pid, signal.SIGKILL)
-    if interpreter.returncode is None:
-        interpreter.communicate()
-
 
 # A hang shows itself with the stacks of all threads before the test gives up.
 HANG_SECONDS = 30
@@ -125,32 +40,10 @@ def set_path(make_set: Callable[..., Path]) -> Path:
     return make_set(1000, (4, 4, 3), 300)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[socket.socket]:
-    with serving() as server:
-        yield server
-
-
 @pytest.fixture
-def start(server: socket.socket, set_path: Path) -> Iterator[Callable[..., Interpreter]]:
-    """start(script): an interpreter, which has imported torch, that runs the script, with the set's path in `path`."""
-    started: list[Interpreter] = []
-
-    def run(script: str, prologue: str = WATCHDOG + PROLOGUE) -> Interpreter:
-        started.append(Interpreter(server, prologue + script, str(set_path)))
-        return started[-1]
-
-    yield run
-    for interpreter in started:
-        end(interpreter)
-
-
-def run_fresh(script: str, path: Path) -> tuple[int, str, str]:
-    """Runs the script in an interpreter that has imported nothing."""
-    command = [sys.executable, "-W", "error", "-c", script, str(path)]
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
-    return done.returncode, done.stdout, done.stderr
+def begin(start: Callable[[str, Path], Interpreter], set_path: Path) -> Callable[..., Interpreter]:
+    """begin(script): an interpreter that runs the script, with the set's path in `path`."""
+    return lambda script, prologue=WATCHDOG + PROLOGUE: start(prologue + script, set_path)
 
 
 def finish(process: Interpreter) -> tuple[int | None, str, str]:
@@ -254,9 +147,9 @@ weakref.finalize._registry.clear()  # as if a signal handler had raised SystemEx
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_script_may_end_whatever_its_loader_does(how: str, start: Start) -> None:
+def test_a_script_may_end_whatever_its_loader_does(how: str, begin: Start) -> None:
     script, code, out = ENDS[how]
-    assert finish(start(script)) == (code, out, "")
+    assert finish(begin(script)) == (code, out, "")
 
 
 @pytest.mark.parametrize(
@@ -267,19 +160,19 @@ def test_a_script_may_end_whatever_its_loader_does(how: str, start: Start) -> No
     ],
     ids=["in the loop", "in a gather thread"],
 )
-def test_an_error_is_all_that_is_printed(broken: str, loop: str, error: str, start: Start) -> None:
+def test_an_error_is_all_that_is_printed(broken: str, loop: str, error: str, begin: Start) -> None:
     script = f"""
 from shardio.reading.reader import MappedReader
 {broken}
 for images, labels in ShardLoader(path, 4, device="cpu", num_threads=2):
     {loop}
 """
-    code, out, err = finish(start(script))
+    code, out, err = finish(begin(script))
     assert (code, out) == (1, "")
     check_traceback(err, error)
 
 
-def test_ctrl_c_while_it_waits_for_a_batch_ends_it(start: Start) -> None:
+def test_ctrl_c_while_it_waits_for_a_batch_ends_it(begin: Start) -> None:
     script = """
 from shardio.reading.reader import MappedReader
 go_on = threading.Event()
@@ -295,7 +188,7 @@ try:
 finally:
     go_on.set()
 """
-    process = start(script)
+    process = begin(script)
     interrupt_when_ready(process, asleep=True)
     code, out, err = finish(process)
     assert code == -signal.SIGINT
@@ -322,7 +215,7 @@ while True:
 """
 
 
-def test_a_signal_handler_that_exits_ends_the_script_with_its_code_and_without_a_word(start: Start) -> None:
+def test_a_signal_handler_that_exits_ends_the_script_with_its_code_and_without_a_word(begin: Start) -> None:
     # Each delay has a process of its own, forked before there is anything of shardio but its modules. It ends as usual.
     prologue = (
         PROLOGUE
@@ -336,19 +229,19 @@ else:
 """
     )
     script = WATCHDOG + TERMINATED.format(signals=1, delay="delay", interval=0)
-    assert finish(start(script, prologue)) == (0, "0.0001 143\n0.003 143\n0.0111 143\n0.0503 143\n", "")
+    assert finish(begin(script, prologue)) == (0, "0.0001 143\n0.003 143\n0.0111 143\n0.0503 143\n", "")
 
 
-def test_a_storm_of_signal_handlers_that_exit_does_not_keep_the_interpreter(start: Start) -> None:
+def test_a_storm_of_signal_handlers_that_exit_does_not_keep_the_interpreter(begin: Start) -> None:
     # When Python has given its handlers up, a signal would end the process as it ends any other.
     prologue = "import atexit, signal\natexit.register(signal.setitimer, signal.ITIMER_REAL, 0)\n" + WATCHDOG + PROLOGUE
-    code, out, err = finish(start(TERMINATED.format(signals=30, delay=0.01, interval=0.002), prologue))
+    code, out, err = finish(begin(TERMINATED.format(signals=30, delay=0.01, interval=0.002), prologue))
     assert (code, out) == (143, "")
     assert "cannot join" not in err, err
     assert "Timeout" not in err, err
 
 
-def test_a_forked_child_ends_as_usual_and_its_parent_too(start: Start) -> None:
+def test_a_forked_child_ends_as_usual_and_its_parent_too(begin: Start) -> None:
     script = """
 import warnings
 loader = ShardLoader(path, 4, device="cpu", num_threads=2)
@@ -370,22 +263,11 @@ code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 print(code, sum(1 for batch in iterator))
 """
     # The watchdog is left out: its thread is not there in the child, which would wait for it at exit.
-    assert finish(start(script, PROLOGUE)) == (
+    assert finish(begin(script, PROLOGUE)) == (
         0,
         "this ShardLoader was made before fork(): make it in the process that uses it\n250\n7 249\n",
         "",
     )
-
-
-def test_importing_shardio_imports_nothing_else(set_path: Path) -> None:
-    script = """
-import sys
-before = set(sys.modules)
-import shardio
-others = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
-print(*sorted(others))
-"""
-    assert run_fresh(script, set_path) == (0, "shardio\n", "")
 
 
 def test_everything_public_is_imported_by_a_star() -> None:
@@ -397,10 +279,15 @@ def test_everything_public_is_imported_by_a_star() -> None:
     assert all(namespace[name] is getattr(shardio, name) for name in names)
 
 
-def test_training_imports_neither_decoders_nor_the_command_line(set_path: Path) -> None:
+def test_importing_shardio_imports_nothing_else_and_training_no_decoders(
+    set_path: Path,
+) -> None:
     # torch itself imports tqdm where it is installed: only modules count that shardio adds to those of numpy and torch.
     script = """
 import sys
+before = set(sys.modules)
+import shardio
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))
 import numpy.random, torch, torch.utils.data
 before = set(sys.modules)
 from shardio import ShardDataset, ShardLoader, open_shards
@@ -412,9 +299,12 @@ print(*sorted({name.partition(".")[0] for name in new} - set(sys.stdlib_module_n
 print(*sorted({"PIL", "simplejpeg", "click"} & set(sys.modules)))
 print(*sorted(name for name in new if name.startswith("shardio.")))
 """
-    code, out, err = run_fresh(script, set_path)
-    assert (code, err) == (0, "")
-    packages, unwanted, modules = out.splitlines()
+    command = [sys.executable, "-W", "error", "-c", script, str(set_path)]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    at_first, packages, unwanted, modules = done.stdout.splitlines()
+    assert at_first == "shardio"
     assert set(packages.split()) <= {"numpy", "shardio", "torch", "zlib_ng"}  # the last for check="sample"
     assert unwanted == ""
     rooms = {name.split(".")[1] for name in modules.split()}

@@ -19,7 +19,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from deadlines import in_time
-from disks import raising
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
@@ -94,15 +93,17 @@ def check(slot: Slot, indices: NDArray[np.int64]) -> None:
     assert (slot.indices[size:] == NOBODY).all()
 
 
-@pytest.mark.parametrize(("num_threads", "size"), list(product([1, 2, 3, 4], range(10))))
-def test_a_batch_is_split_over_all_threads_as_evenly_as_can_be(num_threads: int, size: int) -> None:
-    parts: list[int] = []
+@pytest.mark.parametrize("num_threads", [1, 3, 4])
+def test_a_batch_is_split_over_all_threads_as_evenly_as_can_be(num_threads: int) -> None:
     threads = GatherThreads(num_threads)
-    threads.submit(StandIn(lambda indices: parts.append(len(indices))), Request(np.arange(size)), fresh_slot()).wait()
+    for size in range(10):
+        parts: list[int] = []
+        reader = StandIn(lambda indices, parts=parts: parts.append(len(indices)))  # type: ignore[misc]
+        threads.submit(reader, Request(np.arange(size)), fresh_slot()).wait()
+        assert sum(parts) == size
+        assert len(parts) == min(num_threads, size)
+        assert max(parts, default=0) - min(parts, default=0) <= 1
     threads.close()
-    assert sum(parts) == size
-    assert len(parts) == min(num_threads, size)
-    assert max(parts, default=0) - min(parts, default=0) <= 1
 
 
 @pytest.mark.parametrize(("least_nbytes", "num_parts"), [(0, 4), (100, 4), (300, 3), (810, 2), (811, 1)])
@@ -138,7 +139,7 @@ def test_gather_threads_preempt_nobody_and_the_caller_stays_as_it_is() -> None:
     assert threads.no_core_seconds() >= 0.0
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 4])
+@pytest.mark.parametrize("num_threads", [1, 3])
 def test_an_error_reaches_wait_with_its_traceback_and_no_other_batch(num_threads: int) -> None:
     def before(indices: NDArray[np.int64]) -> None:
         if 13 in indices:
@@ -165,16 +166,7 @@ def test_an_error_reaches_wait_with_its_traceback_and_no_other_batch(num_threads
     threads.close()
 
 
-def test_a_wait_that_failed_fails_again() -> None:
-    pending = pending_of(fresh_slot(), 9, 1)
-    pending.run(raising(LookupError("no such row")), refused=False)
-    for _ in range(2):
-        with pytest.raises(LookupError, match="no such row"):
-            pending.wait()
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3, 4])
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("parts", "fails"), [(1, False), (3, False), (3, True)])
 def test_an_abandoned_slot_returns_once_whenever_it_is_abandoned(parts: int, fails: bool) -> None:
     def copy() -> None:
         copied.append(1)
@@ -202,14 +194,6 @@ def test_an_abandoned_slot_returns_once_whenever_it_is_abandoned(parts: int, fai
         assert released == [slot], case
         # Later parts are not wanted, and need not be copied.
         assert len(copied) == min(done_before, again_after, parts), case
-
-
-def test_a_slot_that_was_taken_is_not_given_back() -> None:
-    slot = fresh_slot()
-    pending = pending_of(slot, 9, 1)
-    pending.run(lambda: None, refused=False)
-    assert pending.wait() is slot
-    pending.abandon(lambda slot: pytest.fail("the consumer has the slot"))
 
 
 def test_a_batch_abandoned_from_within_its_own_part_returns_after_it() -> None:
@@ -244,7 +228,7 @@ def test_an_abandoned_slot_returns_when_no_thread_writes_to_it_and_a_queued_batc
 
 
 def test_abandoning_in_a_race_with_the_last_part_returns_the_slot_once() -> None:
-    rounds = 2000
+    rounds = 500
     batches = [(fresh_slot(1), pending_of(fresh_slot(1), 1, 2)) for _ in range(rounds)]
     released: list[list[Slot]] = [[] for _ in range(rounds)]
     barrier = threading.Barrier(3)
@@ -298,21 +282,13 @@ def test_closing_refuses_what_is_queued_and_ends_the_threads(monkeypatch: pytest
     assert not any(thread.is_alive() for thread in threads._threads)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
-def test_closing_may_be_repeated(num_threads: int) -> None:
-    threads = GatherThreads(num_threads)
-    assert threads.num_threads == num_threads
-    mine = [thread for thread in threading.enumerate() if thread.name.startswith("shardio-gather-")]
-    assert len(mine) == num_threads
-    assert all(thread.daemon for thread in mine)
-    in_time(threads.close)
-    in_time(threads.close)
-    assert not any(thread.is_alive() for thread in mine)
-
-
 def test_what_is_submitted_after_closing_fails_instead_of_waiting_for_ever() -> None:
     threads = GatherThreads(2)
-    threads.close()
+    mine = [thread for thread in threading.enumerate() if thread.name.startswith("shardio-gather-")]
+    assert [thread.daemon for thread in mine] == [True, True]
+    for _ in range(2):
+        in_time(threads.close)
+        assert not any(thread.is_alive() for thread in mine)
     with pytest.raises(RuntimeError, match="closed"):
         in_time(lambda: threads.submit(StandIn(), Request(np.arange(4)), fresh_slot()).wait())
 
@@ -357,7 +333,7 @@ def submitted(threads: GatherThreads, begun: list[float], seconds: float) -> Pen
     return threads.submit(reader, Request(np.arange(9)), fresh_slot(), seconds)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 4])
+@pytest.mark.parametrize("num_threads", [1, 3])
 def test_no_part_is_begun_before_the_head_start_is_over(num_threads: int) -> None:
     threads, begun = GatherThreads(num_threads), list[float]()
     earliest = time.perf_counter() + 0.05
@@ -369,7 +345,7 @@ def test_no_part_is_begun_before_the_head_start_is_over(num_threads: int) -> Non
     threads.close()
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 4])
+@pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_batch_that_is_waited_for_is_begun_at_once_in_all_its_parts(num_threads: int) -> None:
     threads, begun = GatherThreads(num_threads), list[float]()
     pending = submitted(threads, begun, HOUR)
@@ -378,7 +354,7 @@ def test_a_batch_that_is_waited_for_is_begun_at_once_in_all_its_parts(num_thread
     threads.close()
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 4])
+@pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_batch_that_is_abandoned_gives_its_slot_back_at_once(num_threads: int) -> None:
     threads, begun = GatherThreads(num_threads), list[float]()
     given_back: list[Slot] = []
@@ -449,15 +425,3 @@ def test_a_batch_is_begun_at_once_while_another_is_late(
         assert head_starts == [0.0] * 4
         gate.set()
         assert sum(1 for _ in batches) == 6
-
-
-def test_a_consumer_that_only_takes_batches_is_given_none(
-    make_set: Callable[..., Path], head_starts: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Its steps take no time at all, whatever this machine does meanwhile.
-    monkeypatch.setattr("shardio.loading.report.Meter.step_seconds", lambda self: 1e-5)
-    with ShardLoader(make_set(34), 4, device="cpu") as loader:
-        for _ in range(3):
-            for _ in loader:
-                pass
-    assert head_starts == [0.0] * 24

@@ -34,6 +34,7 @@ from shardio.augment import HorizontalFlip
 from shardio.augment.chain import Transform
 from shardio.errors import LaunchError
 from shardio.loading.loader import ShardLoader
+from shardio.loading.report import Counts
 from shardio.loading.ring import Ring, Slot
 from shardio.reading.reader import MappedReader, Request
 
@@ -85,7 +86,7 @@ def order_expected(loader: ShardLoader, epoch: int) -> list[list[int]]:
 
 
 def test_a_slow_consumer_that_keeps_some_batches_sees_no_wrong_byte() -> None:
-    assert hold_batches(1500, seed=1) == []
+    assert hold_batches(500, seed=1) == []
 
 
 def test_a_slot_that_is_taken_too_soon_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +105,7 @@ def gather_threads() -> set[threading.Thread]:
 # The contents of a batch.
 
 
-@pytest.mark.parametrize("shape", [(6, 5, 3), (1, 1, 1), (1, 9, 3), (8, 1, 1), (4, 4, 4)])
+@pytest.mark.parametrize("shape", [(6, 5, 3), (1, 1, 1), (4, 4, 4)])
 def test_images_are_uint8_in_channels_last_memory(shape: tuple[int, int, int], make_set: Callable[..., Path]) -> None:
     height, width, channels = shape
     with ShardLoader(make_set(9, shape), 4, shuffle=False, device="cpu") as loader:
@@ -208,8 +209,7 @@ def test_asking_for_an_iterator_begins_no_epoch(loader_of: MakeLoader) -> None:
         assert order_of(list(third)) == order_expected(loader, 5)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-@pytest.mark.parametrize("start", [0, 30])
+@pytest.mark.parametrize(("world_size", "start"), [(1, 30), (3, 0), (7, 30)])
 def test_the_repeats_of_a_padded_epoch_can_be_told(world_size: int, start: int, loader_of: MakeLoader) -> None:
     with loader_of(1) as whole:
         expected = sum(order_of(list(whole)), [])[start:]  # noqa: RUF017
@@ -331,8 +331,10 @@ def test_an_interrupt_anywhere_in_next_leaves_a_true_state(
     """Interrupts at every line that `next` runs. A batch can be lost only after it was counted."""
     monkeypatch.setattr("shardio.loading.pipeline._MOST_PER_SLOT", 2)  # the third batch is the first of a slot
     lost = at = 0
-    while True:
-        with loader_of(5, tail="short", num_threads=1) as loader:
+    with loader_of(5, tail="short", num_threads=1) as loader:
+        expected = order_expected(loader, 0)
+        while True:
+            loader.set_epoch(0)
             iterator = iter(loader)
             received = order_of([next(iterator), next(iterator)])
             events = 0
@@ -359,11 +361,10 @@ def test_an_interrupt_anywhere_in_next_leaves_a_true_state(
             counted = state["consumed"] // 5
             assert counted in (len(received), len(received) + 1)
             lost += counted - len(received)
-            expected = order_expected(loader, 0)
             assert order_of(list(iterator)) in ([], expected[counted:]), at
             loader.load_state_dict(state)
             assert order_of(list(loader)) == expected[counted:], at
-        at += 1
+            at += 1
     assert at > 8
     assert lost <= 4
 
@@ -411,32 +412,22 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
     with loader_of(10, tail="short", num_threads=2) as loader:
         before = loader.stats()
         assert before == {
-            "batches": 0,
-            "images": 0,
-            "nbytes": 0,
-            "loop_seconds": 0.0,
-            "wait_seconds": 0.0,
-            "first_wait_seconds": 0.0,
-            "stall_seconds": 0.0,
-            "transform_seconds": 0.0,
-            "gather_seconds": 0.0,
-            "gather_cpu_seconds": 0.0,
-            "copy_seconds": 0.0,
+            **vars(Counts()),
             "waited": 0.0,
             "limited_by": "consumer",
-            "read_ahead_batches": 0,
             "num_threads": 2,
             "device": "cpu",
             "io": "mmap",
             "io_reason": "the set is in the page cache",
+            "roi": False,
+            "staging": None,
             "read_nbytes": 0,
             "read_retries": 0,
             "read_ahead_hits": None,
-            "roi": False,
-            "staging": None,
             "slots": 0,
             "slots_free": 0,
         }
+        assert not any(vars(Counts()).values())
         for _ in range(2):
             list(loader)
         next(iter(loader))
@@ -467,9 +458,7 @@ class FailingGather:
         self._copy(reader, name, indices, *out)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 4])
-@pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("failing_step", [0, 1, 4, 8])
+@pytest.mark.parametrize(("failing_step", "prefetch", "num_threads"), [(0, 0, 1), (1, 2, 4), (4, 0, 2), (8, 2, 1)])
 def test_an_error_while_gathering_is_raised_where_its_batch_was_due(
     failing_step: int,
     prefetch: int,
@@ -494,24 +483,10 @@ def test_an_error_while_gathering_is_raised_where_its_batch_was_due(
             check(batch)
 
 
-def test_an_error_in_a_batch_that_is_never_taken_is_not_raised(
-    loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing = FailingGather(monkeypatch)
-    with loader_of(5, prefetch=4) as loader:
-        failing.sample = order_expected(loader, 0)[3][0]
-        for number, batch in enumerate(loader):
-            check(batch)
-            if number == 2:
-                break
-        failing.sample = None
-        for batch in loader:
-            check(batch)
-
-
 def test_a_closed_loader_refuses_to_go_on(loader_of: MakeLoader, poison: None) -> None:
     loader = loader_of(5)
-    iterator = iter(loader)
+    ended, iterator = iter(loader), iter(loader)
+    assert len(list(ended)) == 9
     held = [next(iterator), next(iterator)]
     assert not loader.closed
     loader.close()
@@ -523,17 +498,9 @@ def test_a_closed_loader_refuses_to_go_on(loader_of: MakeLoader, poison: None) -
     with pytest.raises(RuntimeError, match="this ShardLoader was closed"):
         next(iter(loader))
     assert loader.closed
+    assert list(ended) == []
     for batch in held:
         check(batch)
-    assert len(loader) == 9
-
-
-def test_an_iterator_that_was_at_its_end_stays_there_after_closing(loader_of: MakeLoader) -> None:
-    loader = loader_of(5)
-    iterator = iter(loader)
-    list(iterator)
-    loader.close()
-    assert list(iterator) == []
 
 
 def test_leaving_the_with_block_closes_also_after_an_error(loader_of: MakeLoader) -> None:
@@ -566,7 +533,7 @@ def test_an_iterator_that_is_dropped_returns_every_slot(
         batch = next(iterator)
         # One thread serves batches in order: when this one is there, so are those that the iterator asked for.
         loader._pipeline._threads.submit(
-            loader._pipeline._reader, Request(np.arange(3)), marker := ring.acquire()
+            loader._pipeline.reader, Request(np.arange(3)), marker := ring.acquire()
         ).wait()
         assert living_slots() == 1 + 2 + 1  # the batch, two ahead of it, and the marker
         del iterator, batch

@@ -127,8 +127,7 @@ def announced(monkeypatch: pytest.MonkeyPatch) -> Announced:
     return Announced(monkeypatch)
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("depth", [0, 1, 3, 8])
+@pytest.mark.parametrize(("depth", "prefetch"), [(0, 2), (1, 0), (8, 2)])
 def test_each_batch_is_announced_once_before_it_is_read_and_not_too_early(
     depth: int, prefetch: int, loader_of: MakeLoader, announced: Announced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +174,7 @@ def test_hints_of_an_iterator_that_was_dropped_are_not_passed_on(
         del iterator
         go_on.set()
         loader._pipeline._threads.submit(
-            loader._pipeline._reader, Request(np.arange(3)), loader._pipeline._ring.acquire()
+            loader._pipeline.reader, Request(np.arange(3)), loader._pipeline._ring.acquire()
         ).wait()
         assert len(hinted) == 3
         hinted.clear()

@@ -77,7 +77,7 @@ def test_alternating_flip_flips_a_sample_at_every_other_look(path: Path, options
         ShardLoader(where, 7, device="cpu", return_indices=True, **options) as plain,
         ShardLoader(where, 7, device="cpu", transform=flip, **options) as loader,
     ):
-        for _ in range(20):
+        for _ in range(8):
             for (stored, _, indices, *more), (images, *_) in zip(plain, loader, strict=True):
                 for i, index in enumerate(indices.tolist()):
                     source = more[0]["source"][i].item() if mixed else 0
@@ -114,9 +114,8 @@ def test_a_sample_that_comes_again_in_an_epoch_is_augmented_otherwise(path: Path
 
 @pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("num_classes", [2, 5, 9])
-@pytest.mark.parametrize("make", [CutMix, lambda count: Compose([RandomResizedCrop(8), RandomChoice([CutMix(count)])])])
 def test_labels_are_mixed_for_the_classes_of_the_set_only(
-    path: Path, tmp_path: Path, is_named: bool, num_classes: int, make: Callable[[int], Transform]
+    path: Path, tmp_path: Path, is_named: bool, num_classes: int
 ) -> None:
     """Without names, a set may have classes that none of its labels is of."""
     out = path if is_named else tmp_path / "set"
@@ -124,7 +123,7 @@ def test_labels_are_mixed_for_the_classes_of_the_set_only(
         with ShardWriter(out, (20, 18, 3), classes=[]) as writer:
             for i in range(16):
                 writer.append(np.zeros((20, 18, 3), np.uint8), i % 5)
-    transform = make(num_classes)
+    transform = Compose([RandomResizedCrop(8), RandomChoice([CutMix(num_classes)])])
     with ShardLoader(out, 8, device="cpu") as loader:
         if num_classes == 5 or (num_classes > 5 and not is_named):
             loader.transform = transform
@@ -208,13 +207,6 @@ def test_the_sizes_of_squashed_samples_are_read_only_if_they_are_wanted(
     assert {"source_height", "source_width"} < set(asked)
 
 
-def test_pictures_of_other_sets_are_what_is_stored(path: Path) -> None:
-    notes = NoteSizes()
-    with ShardLoader(path, 4, device="cpu", transform=notes) as loader:
-        list(loader)
-    assert set(notes.sizes.values()) == {(20, 18)}
-
-
 def written_again(out: Path, new: Path) -> None:
     with ShardWriter(new, (64, 64, 3), classes=["a"], squashed=True) as writer:
         opened = open_shards(out)
@@ -234,14 +226,12 @@ def merged_from_parts(out: Path, new: Path) -> None:
     "make",
     [
         lambda out, new: change(out, new, keep=Selection(indices=np.arange(16)[::-1])),
-        lambda out, new: change(out, new, drop=Selection(indices=[3])),
-        lambda out, new: change(out, new, classes=["b", "a"]),
         lambda out, new: change(out, new, arrays={"score": np.zeros(16)}),
         lambda out, new: publish(out, new),
         merged_from_parts,
         written_again,
     ],
-    ids=["keep", "drop", "classes", "arrays", "publish", "merge", "ShardWriter"],
+    ids=["keep", "arrays", "publish", "merge", "ShardWriter"],
 )
 def test_a_set_made_of_a_squashed_one_is_evaluated_as_that_one_is(
     make: Callable[[Path, Path], object], squashed: Path, tmp_path: Path
@@ -256,7 +246,7 @@ def test_a_set_made_of_a_squashed_one_is_evaluated_as_that_one_is(
     make(squashed, tmp_path / "new")
     before, after = evaluated(squashed), evaluated(tmp_path / "new")
     common = before.keys() & after.keys()
-    assert len(common) >= 15
+    assert len(common) == 16
     assert all(torch.equal(before[key], after[key]) for key in common)
 
 
@@ -306,14 +296,11 @@ def test_any_other_function_is_called_once_with_the_batch(plain: Path, transform
     assert all(map(torch.equal, found, [transform(images) for images in loaded(plain, None)]))
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [lambda transform: lambda images: transform(images), Module, lambda transform: nn.Sequential(Module(transform))],
-)
-@pytest.mark.parametrize("transform", [FLIP, Compose([RandomCrop(8), RandomErasing(0.5)])])
+@pytest.mark.parametrize("wrap", [lambda transform: lambda images: transform(images), Module])
 def test_a_transform_that_a_function_calls_draws_as_if_it_had_been_handed_over(
-    plain: Path, wrap: Callable[[Any], Any], transform: Any
+    plain: Path, wrap: Callable[[Any], Any]
 ) -> None:
+    transform = Compose([RandomCrop(8), RandomErasing(0.5)])
     found = loaded(plain, wrap(transform), num_epochs=2)
     expected = loaded(plain, transform, num_epochs=2)
     assert all(map(torch.equal, found, expected))

@@ -51,42 +51,31 @@ def make_ring(capacity: int = 4) -> Ring:
 HOLDERS: dict[str, Callable[[NDArray[np.uint8]], Any]] = {
     "the array": lambda array: array,
     "an array view": lambda array: array[1:3, ::2],
-    "one pixel of the array": lambda array: array[0, 0, 0, :1],
-    "a reshaped array": lambda array: array.reshape(-1),
     "an array of another dtype": lambda array: array.view(np.int8),
-    "np.asarray": np.asarray,
     "memoryview": memoryview,
     "np.frombuffer": lambda array: np.frombuffer(array, np.uint8),
     "torch.from_numpy": torch.from_numpy,
-    "torch.as_tensor": torch.as_tensor,
     "torch.from_dlpack": torch.from_dlpack,
     "torch.frombuffer": lambda array: torch.frombuffer(array, dtype=torch.uint8),
     "permute": lambda array: torch.from_numpy(array).permute(0, 3, 1, 2),
-    "a slice of the tensor": lambda array: torch.from_numpy(array)[2:3],
-    "a row of the tensor": lambda array: torch.from_numpy(array)[0, 0],
-    "detach": lambda array: torch.from_numpy(array).detach(),
     "data": lambda array: torch.from_numpy(array).data,
     "view_as": lambda array: torch.from_numpy(array).view(torch.int8),
     "unbind": lambda array: torch.from_numpy(array).unbind()[-1],
     "an iterator over the tensor": lambda array: iter(torch.from_numpy(array)),
     "to the same device": lambda array: torch.from_numpy(array).to("cpu"),
     "untyped_storage": lambda array: torch.from_numpy(array).untyped_storage(),
-    "untyped_storage of permute": lambda array: torch.from_numpy(array).permute(0, 3, 1, 2).untyped_storage(),
     "numpy of the tensor": lambda array: torch.from_numpy(array).numpy(),
-    "numpy of permute": lambda array: torch.from_numpy(array).permute(0, 3, 1, 2).numpy(),
-    "np.asarray of the tensor": lambda array: np.asarray(torch.from_numpy(array)),
     "a tensor in a list in a dict": lambda array: {"batch": [torch.from_numpy(array)]},
     "a closure": lambda array: lambda: array,
 }
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-@pytest.mark.parametrize("size", [1, BATCH])
-def test_a_slot_returns_when_the_last_holder_dies(holder: str, size: int) -> None:
+def test_a_slot_returns_when_the_last_holder_dies(holder: str) -> None:
     ring = make_ring()
     slot = ring.acquire()
     slot.images.fill(7)
-    array = ring.lend(slot, size)
+    array = ring.lend(slot, BATCH)
     held = HOLDERS[holder](array)
     del array
     assert ring.acquire() is not slot
@@ -137,7 +126,7 @@ def test_a_lent_array_is_the_slot_itself() -> None:
         assert np.array_equal(array, slot.images[:size])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_held_batches_are_never_written_to(seed: int) -> None:
     rng = random.Random(seed)
     ring = make_ring(capacity=3)
@@ -262,16 +251,8 @@ def test_a_batch_outlives_its_ring_and_keeps_no_other_slot_alive() -> None:
     assert slot() is None
 
 
-def test_slots_have_the_shapes_of_a_batch() -> None:
-    assert ALIGNMENT == 4096
-    for batch_size in range(1, 9):
-        slot = new_slot(batch_size, (5, 7, 3))
-        assert slot.images.shape == (batch_size, 5, 7, 3)
-        assert slot.images.ctypes.data % ALIGNMENT == 0
-        assert slot.images.flags.c_contiguous
-        for array in (slot.labels, slot.indices):
-            assert array.shape == (batch_size,)
-            assert array.dtype == np.int64
+def test_the_images_of_a_slot_are_where_o_direct_may_read_them() -> None:
+    assert all(new_slot(size, (5, 7, 3)).images.ctypes.data % ALIGNMENT == 0 for size in range(1, 9))
 
 
 def test_a_release_from_a_collection_in_the_middle_of_acquire_works() -> None:

@@ -141,16 +141,6 @@ def test_torch_distributed_comes_before_launchers_and_after_arguments(
     assert find_world(*arguments, environ=environ) == World(rank, world_size, local_rank, source)
 
 
-def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variables, _ in IN_ORDER:
-        for name in variables:
-            monkeypatch.delenv(name, raising=False)
-    assert find_world() == World(0, 1, None, "default")
-    for name, value in SLURM.items():
-        monkeypatch.setenv(name, value)
-    assert find_world() == IN_ORDER[3][1]
-
-
 @pytest.mark.parametrize("missing", ["available", "initialized"])
 def test_torch_distributed_that_is_not_in_use_says_nothing(distributed: FakeDistributed, missing: str) -> None:
     setattr(distributed, missing, False)
@@ -204,16 +194,15 @@ REFUSED: list[tuple[Arguments, dict[str, str], str]] = [
     *(
         (NONE, {**environ, name: text}, f"an integer in {name}, which {world.source} sets; found {text!r}")
         for environ, world in IN_ORDER
-        for name in environ
-        for text in ("", " ", "one", "1.0", "0x1", "1,2", "4(x2)", "None")
+        for name, text in zip(environ, ("", "1.0", "4(x2)"), strict=True)
     ),
     *(
         (half, TORCHRUN, f"rank and world_size together, found rank={half[0]}, world_size={half[1]}")
-        for half in ((0, None), (None, 1), (3, None), (None, 8))
+        for half in ((0, None), (None, 1))
     ),
     *(
         case
-        for rank, size in ((1, 1), (4, 4), (9, 4), (-1, 4), (0, 0), (0, -1))
+        for rank, size in ((4, 4), (-1, 4), (0, 0))
         for case in (
             ((rank, size), {}, f"found rank {rank} of {size} (from arguments)"),
             *(
@@ -239,7 +228,7 @@ def test_contradictions_and_what_is_no_rank_are_refused(
 
 
 @pytest.mark.parametrize(("environ", "world"), IN_ORDER)
-@pytest.mark.parametrize(("text", "least"), [("7", 7), ("7(x2),3", 7), ("99", 99), ("x", 0), ("", 0), ("1", 0)])
+@pytest.mark.parametrize(("text", "least"), [("7(x2),3", 7), ("99", 99), ("x", 0), ("1", 0)])
 def test_the_launcher_tells_how_many_ranks_a_node_has_at_least(
     environ: dict[str, str], world: World, text: str, least: int
 ) -> None:

@@ -182,8 +182,10 @@ def test_a_row_that_is_not_stored_is_an_error_that_names_it(make_set: Callable[.
         reader.close()
 
 
-@pytest.mark.parametrize("io", ["mmap", "pread", "direct"])
-@pytest.mark.parametrize("name", ["train-order-0.npy", "train-mask-crc32.npy"])
+@pytest.mark.parametrize(
+    ("name", "io"),
+    [("train-order-0.npy", "mmap"), ("train-order-0.npy", "pread"), ("train-mask-crc32.npy", "direct")],
+)
 def test_a_damaged_order_or_checksum_of_an_array_is_an_error(make_set: Callable[..., Path], name: str, io: Any) -> None:
     out = make_set(COUNT)
     change_split(out, {"mask": ARRAYS["mask"]}, ORDER)

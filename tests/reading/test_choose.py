@@ -32,11 +32,11 @@ def expected(facts: ReaderFacts) -> tuple[str, bool]:
 def test_every_combination_of_facts_has_its_engine_and_says_why() -> None:
     seen = set()
     for values in itertools.product(
-        ["", "ext4", "tmpfs", "nfs4", "lustre", "fuse.sshfs", "fuseblk"],
-        [0, 74 * GB, 75 * GB, 76 * GB, 10**15],
-        [None, 0.0, 0.5, 0.999, 1.0],
+        ["", "ext4", "nfs4", "lustre", "fuse.sshfs", "fuseblk"],
+        [0, 75 * GB, 76 * GB],
+        [None, 0.999, 1.0],
         [None, 0, 100 * GB],
-        [None, 512, 4096],
+        [None, 512],
     ):
         facts = ReaderFacts(*values)
         choice = choose(facts)
@@ -88,34 +88,21 @@ def test_a_network_filesystem_is_not_mapped(make_set: Callable[..., Path], monke
     reader.close()
 
 
-@pytest.mark.parametrize("io", ["pread", "direct"])
-def test_a_server_is_asked_for_more_at_a_time_than_a_disk(
-    io: shardio.reading.choose.Io, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = open_shards(make_set(40))
-    if io == "direct" and look_at(shards, 40).direct_alignment is None:
-        pytest.skip("O_DIRECT does not work here")
-    for kind, num_threads in (("ext4", 8), ("fuseblk", 8), ("nfs4", 32), ("fuse.sshfs", 32), ("lustre", 32)):
-        monkeypatch.setattr(shardio.reading.choose, "filesystem_kind", lambda path, kind=kind: kind)
-        reader, _ = make_reader(shards, io, 40)
-        assert reader.num_threads == num_threads
-        reader.close()
-
-
 @pytest.mark.parametrize("io", ["mmap", "pread", "direct"])
-def test_what_is_asked_for_is_obeyed(
+def test_what_is_asked_for_is_obeyed_and_a_server_is_asked_for_more_at_a_time_than_a_disk(
     io: shardio.reading.choose.Io, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.reading.choose, "filesystem_kind", lambda path: "nfs4")
-    monkeypatch.setattr(shardio.reading.choose, "choose", lambda facts: pytest.fail("no choice was asked for"))
     shards = open_shards(make_set(40))
     if io == "direct" and look_at(shards, 40).direct_alignment is None:
         pytest.skip("O_DIRECT does not work here")
-    reader, reason = make_reader(shards, io, 40)
-    assert reader.name == io
-    assert reason == f"asked for by io={io!r}"
-    assert type(reader) is (MappedReader if io == "mmap" else FileReader)
-    reader.close()
+    monkeypatch.setattr(shardio.reading.choose, "choose", lambda facts: pytest.fail("no choice was asked for"))
+    for kind, num_threads in (("ext4", 8), ("fuseblk", 8), ("nfs4", 32)):
+        monkeypatch.setattr(shardio.reading.choose, "filesystem_kind", lambda path, kind=kind: kind)
+        reader, reason = make_reader(shards, io, 40)
+        assert reader.num_threads == (1 if io == "mmap" else num_threads)
+        assert (reader.name, reason) == (io, f"asked for by io={io!r}")
+        assert type(reader) is (MappedReader if io == "mmap" else FileReader)
+        reader.close()
 
 
 def test_direct_where_it_cannot_work_and_another_engine_are_refused(
@@ -136,9 +123,7 @@ def test_direct_where_it_cannot_work_and_another_engine_are_refused(
     ("batch_nbytes", "left", "batches"),
     [
         (1, None, 8),
-        (32 << 20, None, 8),
         (50 << 20, None, 5),
-        (256 << 20, None, 1),
         (257 << 20, None, 0),
         (32 << 20, 1 << 40, 8),
         (32 << 20, 256 << 20, 2),

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command import run_forked
 from numpy.typing import NDArray
 from pictures import sample_pixels
 from truncate_shards import truncate_shards
@@ -25,7 +26,7 @@ from truncate_shards import truncate_shards
 import shardio.kernels.resample
 import shardio.kernels.rowcopy
 import shardio.reading.mapped_table
-from shardio.augment import HorizontalFlip, RandomCrop, RandomResizedCrop
+from shardio.augment import HorizontalFlip, RandomResizedCrop
 from shardio.augment.chain import Transform
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
@@ -73,7 +74,7 @@ def test_samples_that_were_cut_off_are_an_error_that_names_file_and_sizes(shards
     cut(shards)
     whole = HEADER_NBYTES + PER_SHARD * NBYTES
     message = rf"train-00001\.npy: expected {whole} bytes, .* found {HEADER_NBYTES + KEPT * NBYTES} bytes"
-    for lost in range(PER_SHARD + KEPT, SAMPLES):
+    for lost in (PER_SHARD + KEPT, SAMPLES - 1):
         with pytest.raises(FormatError, match=message):
             gathered(shards, [3, lost, 5])
     kept = list(range(PER_SHARD + KEPT))
@@ -103,16 +104,16 @@ def test_a_window_is_lost_only_if_its_lines_are(shards: ShardSet, kernel: str) -
 
 
 def test_labels_that_were_cut_off_are_an_error_too(make_set: Callable[..., Path], no_pauses: list[float]) -> None:
-    shards = open_shards(make_set(5000, (1, 1, 1)))
+    shards = open_shards(make_set(500, (1, 1, 1), 500))
     expected = shards.labels.copy()
     cut(shards, "train-index.npy", HEADER_NBYTES)
     assert len(shards.labels_of(np.array([], np.int64))) == 0
     with pytest.raises(FormatError, match=r"train-index\.npy: expected .* another process truncated it"):
-        shards.labels_of(np.array([4999]))
+        shards.labels_of(np.array([499]))
     assert np.array_equal(shards.labels, expected)
 
 
-@pytest.mark.parametrize("transform", [RandomResizedCrop(20), RandomCrop(60, padding=4), HorizontalFlip(0.0)])
+@pytest.mark.parametrize("transform", [RandomResizedCrop(20), HorizontalFlip(0.0)])
 def test_pixels_that_are_made_in_the_mapping_end_in_the_same_error(
     transform: Transform, make_set: Callable[..., Path], no_pauses: list[float]
 ) -> None:
@@ -174,7 +175,7 @@ def test_threads_that_lose_pages_do_not_disturb_the_others(shards: ShardSet) -> 
         return True
 
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(work, range(400)))
+        assert all(pool.map(work, range(100)))
 
 
 def test_what_comes_when_asked_again_is_taken(
@@ -249,8 +250,11 @@ print(int(shards.mapped().file_rows[1][19].sum()))  # not in a copy of ours
 @pytest.mark.parametrize("how", ["no handler", "sent", "faulthandler before", "faulthandler after", "disabled"])
 def test_faults_elsewhere_end_the_process_as_ever(make_set: Callable[..., Path], how: str) -> None:
     path = make_set(SAMPLES, SHAPE, PER_SHARD)
-    command = [sys.executable, "-c", _OTHER_FAULT, how, str(path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if how in ("faulthandler before", "disabled"):  # before shardio is imported
+        command = [sys.executable, "-c", _OTHER_FAULT, how, str(path)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    else:
+        result = run_forked("-c", _OTHER_FAULT, how, path)
     assert result.returncode == -signal.SIGBUS
     assert result.stdout == "an error\n"
     assert ("Fatal Python error: Bus error" in result.stderr) == how.startswith("faulthandler")

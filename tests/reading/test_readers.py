@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import gc
 import os
 import random
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import run_python
+from command import printed_by
 from deadlines import until
 from folders import drop
 from leaks import num_descriptors
@@ -43,7 +42,7 @@ from shardio.sets.selection import Selection
 from shardio.system.opening import OpenFile
 from shardio.system.pour import aligned_empty, direct_alignment
 
-SHAPES = [(6, 5, 3), (1, 1, 1), (16, 32, 1), (64, 64, 1), (7, 73, 1), (63, 65, 2), (64, 64, 3), (28, 28, 3)]
+SHAPES = [(6, 5, 3), (64, 64, 1), (63, 65, 2)]
 ENGINES = ["mmap", "pread", "drop", "direct 512", "direct 4096"]
 MakeReader = Callable[..., Reader]
 
@@ -91,19 +90,19 @@ def read(reader: Reader, indices: Sequence[int] | NDArray[np.int64], shape: tupl
 def test_random_batches_of_any_shape_are_right(
     shape: tuple[int, int, int], engine: str, make_set: Callable[..., Path], reader_of: MakeReader
 ) -> None:
-    shards = open_shards(make_set(100, shape, 23))
+    shards = open_shards(make_set(50, shape, 13))
     reader = reader_of(shards, engine)
     rng = np.random.default_rng(1)
-    pictures = pixels_of(range(100), shape)
-    for size in (0, 1, 2, 17, 100, 300):
-        batches = [rng.integers(0, 100, size), np.arange(size) % 100, 99 - np.arange(size) % 100]
-        batches += [np.sort(rng.integers(0, 100, size)), np.full(size, 99), np.arange(size) * 2 % 100]
+    pictures = pixels_of(range(50), shape)
+    for size in (0, 1, 2, 17, 100):
+        batches = [rng.integers(0, 50, size), np.arange(size) % 50, 49 - np.arange(size) % 50]
+        batches += [np.sort(rng.integers(0, 50, size)), np.full(size, 49), np.arange(size) * 2 % 50]
         for indices in batches:
             assert np.array_equal(read(reader, indices, shape), pictures[indices])
             unaligned = np.empty(len(indices) * pictures[0].nbytes + 1, np.uint8)[1:].reshape(len(indices), *shape)
             reader.copy("", indices, unaligned)
             assert np.array_equal(unaligned, pictures[indices])
-    assert np.array_equal(reader.column_of("label", np.arange(99, -1, -1)), np.arange(99, -1, -1) % 7)
+    assert np.array_equal(reader.column_of("label", np.arange(49, -1, -1)), np.arange(49, -1, -1) % 7)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -144,7 +143,7 @@ def test_eight_threads_at_once_get_their_own_samples(
 
     def work(seed: int) -> None:
         rng = np.random.default_rng(seed)
-        for _ in range(15):
+        for _ in range(5):
             indices = rng.integers(0, 120, rng.integers(0, 40))
             reader.will_read(Request(indices))
             assert np.array_equal(read(reader, indices, shape), pictures[indices])
@@ -213,16 +212,23 @@ def test_pread_and_mmap_read_what_is_wanted_and_nothing_around_it(
         assert shards.resident_share() == 0.25, engine
 
 
-def test_an_announced_batch_comes_into_the_page_cache_by_itself(make_set: Callable[..., Path]) -> None:
+def test_an_announced_batch_comes_into_the_page_cache_by_itself_and_is_counted(make_set: Callable[..., Path]) -> None:
     shards = cold(make_set)
     reader = MappedReader(shards)
     assert reader.begin_epoch()
     assert reader.least_nbytes == 0  # all threads wait for storage
-    reader.will_read(Request(np.arange(0, 64, 4)))
-    until(lambda: shards.resident_share() == 0.25)
+    reader.will_read(Request(np.arange(8)))
+    until(lambda: shards.resident_share(np.arange(8)) == 1.0)
+    assert shards.resident_share() == 0.125
+    read(reader, range(8), (256, 256, 1))
+    assert (reader.counts().looked_for, reader.counts().found) == (8, 8)
+    read(reader, range(32, 64, 4), (256, 256, 1))  # was not announced
+    assert (reader.counts().looked_for, reader.counts().found) == (16, 8)
     reader.will_read(Request(np.arange(64)))
     until(lambda: not reader.begin_epoch())
     assert reader.least_nbytes > 0
+    read(reader, range(8, 16), (256, 256, 1))
+    assert (reader.counts().looked_for, reader.counts().found) == (16, 8)  # nothing is announced
 
 
 def test_only_the_lines_that_windows_cross_are_announced(make_set: Callable[..., Path]) -> None:
@@ -244,21 +250,6 @@ def test_only_the_lines_that_windows_cross_are_announced(make_set: Callable[...,
         ]
 
     until(lambda: in_cache() == [3 * 16 + 2, 40 * 16 + 1, 40 * 16 + 2])
-
-
-def test_what_was_announced_and_came_in_time_is_counted(make_set: Callable[..., Path]) -> None:
-    shards = cold(make_set)
-    reader = MappedReader(shards)
-    read(reader, range(8, 16), (256, 256, 1))
-    assert (reader.counts().looked_for, reader.counts().found) == (0, 0)  # nothing is announced
-    drop(shards.path)
-    assert reader.begin_epoch()
-    reader.will_read(Request(np.arange(8)))
-    until(lambda: shards.resident_share(np.arange(8)) == 1.0)
-    read(reader, range(8), (256, 256, 1))
-    assert (reader.counts().looked_for, reader.counts().found) == (8, 8)
-    read(reader, range(32, 64, 4), (256, 256, 1))  # was not announced
-    assert (reader.counts().looked_for, reader.counts().found) == (16, 8)
 
 
 def test_the_kernel_does_not_tell_of_another_users_files(
@@ -296,18 +287,13 @@ def test_few_files_are_open_at_a_time_and_none_after_the_end(
     assert num_descriptors() == before
 
 
-def succeed(script: str, *paths: Path) -> None:
-    result = run_python("-c", script, *paths)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-
-
 def test_sets_of_a_mixture_share_64_descriptors(make_set: Callable[..., Path], tmp_path: Path) -> None:
     script = """
 import os, resource, sys
 from shardio import ShardLoader
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 sets = {path: 1 for path in sys.argv[1:]}
-with ShardLoader(sets, 32, epoch_batches=30, io="pread", device="cpu", num_threads=4, return_indices=True) as loader:
+with ShardLoader(sets, 32, epoch_batches=10, io="pread", device="cpu", num_threads=4, return_indices=True) as loader:
     for images, labels, indices, more in loader:
         for image, index in zip(images, indices.tolist()):
             assert (image == loader.dataset[index][0]).all()
@@ -318,7 +304,7 @@ with ShardLoader(sets, 32, epoch_batches=30, io="pread", device="cpu", num_threa
     for number in range(5):
         paths.append(tmp_path / f"part{number}")
         change(out, paths[-1], drop=Selection(indices=[number]))
-    succeed(script, *paths)
+    assert printed_by("-c", script, *paths) == ""
 
 
 def test_without_a_free_descriptor_those_of_other_shards_are_given_back(
@@ -347,7 +333,7 @@ def test_closing_while_others_read_ends_them_well(
 ) -> None:
     monkeypatch.setattr(shardio.reading.file_reader, "most_open", lambda: 2)
     shards, pictures = open_shards(make_set(60, (6, 5, 3), 2)), pixels_of(range(60), (6, 5, 3))
-    for _ in range(5):
+    for _ in range(2):
         reader, started = reader_of(shards, engine), threading.Barrier(4)
 
         def work(_: int, reader: Reader = reader, started: threading.Barrier = started) -> None:
@@ -403,7 +389,7 @@ def failure(code: int) -> OSError:
 
 
 FILE_ENGINES = [engine for engine in ENGINES if engine != "mmap"]
-TRANSIENT = [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR]
+TRANSIENT = [errno.EIO, errno.ESTALE, errno.ETIMEDOUT]
 
 
 @pytest.fixture(params=FILE_ENGINES)
@@ -413,12 +399,9 @@ def opened(request: pytest.FixtureRequest, make_set: Callable[..., Path], reader
     return path, reader_of(open_shards(path), request.param)
 
 
-@pytest.mark.parametrize("code", TRANSIENT)
-def test_an_error_that_passes_is_not_seen(
-    code: int, opened: tuple[Path, Reader], faults: Faults, no_pauses: list[float]
-) -> None:
+def test_an_error_that_passes_is_not_seen(opened: tuple[Path, Reader], faults: Faults, no_pauses: list[float]) -> None:
     _, reader = opened
-    faults.plan = [failure(code), None, failure(code), failure(code)]
+    faults.plan = [failure(errno.EIO), None, failure(errno.ESTALE), failure(errno.ETIMEDOUT)]
     indices = [13, 2, 19, 5]
     assert np.array_equal(read(reader, indices, (6, 5, 3)), pixels_of(indices, (6, 5, 3)))
     assert reader.counts().retries == len(no_pauses) == 3
@@ -448,7 +431,7 @@ def test_an_error_that_stays_is_raised_and_names_what_could_not_be_read(
 
 
 @pytest.mark.parametrize("engine", FILE_ENGINES)
-@pytest.mark.parametrize("shape", [(6, 5, 3), (64, 64, 1), (63, 65, 2)])
+@pytest.mark.parametrize("shape", [(6, 5, 3), (64, 64, 1)])
 def test_whatever_comes_in_pieces_is_put_together(
     shape: tuple[int, int, int],
     engine: str,
@@ -459,7 +442,7 @@ def test_whatever_comes_in_pieces_is_put_together(
 ) -> None:
     reader = reader_of(open_shards(make_set(20, shape)), engine)
     rng = np.random.default_rng(0)
-    for most in (1, 89, 90, 91, 511, 512, 513, 4096, 5000, 9000):
+    for most in (1, 89, 90, 513, 4096, 9000):
         for indices in ([13], [13, 14, 15], [3, 4, 5, 19, 2, 7], rng.integers(0, 20, 30).tolist()):
             faults.plan = [most, most, None, most, 2 * most, 3 * most, None, None, most]
             assert np.array_equal(read(reader, indices, shape), pixels_of(indices, shape)), (most, indices)
@@ -523,14 +506,6 @@ def test_what_is_wrong_with_the_index_is_an_error_where_labels_were_wanted(
     os.truncate(path / "train-index.npy", 4200)
     with pytest.raises(FormatError, match=r"train-index\.npy: expected .* found 4200"):
         reader.column_of("label", np.array([0, 19]))
-
-
-def test_the_index_is_read_through_the_page_cache(make_set: Callable[..., Path], reader_of: MakeReader) -> None:
-    """Labels are 8 bytes each, which O_DIRECT could not read."""
-    reader = reader_of(open_shards(make_set(20)), "direct 4096")
-    assert np.array_equal(reader.column_of("label", np.array([3, 19])), [3 % 7, 19 % 7])
-    assert isinstance(reader, FileReader)
-    assert not fcntl.fcntl(reader._files.get("train-index.npy").fileno(), fcntl.F_GETFL) & os.O_DIRECT
 
 
 # O_DIRECT.
@@ -602,7 +577,7 @@ def test_what_the_native_call_leaves_is_read_one_by_one(
 ) -> None:
     shape = (64, 64, 1)  # 4096 bytes: direct can put them where they belong
     reader, rng = reader_of(open_shards(make_set(60, shape)), engine), random.Random(engine)
-    for _ in range(10):
+    for _ in range(5):
         indices = rng.sample(range(0, 60, 2), rng.randint(1, 30))  # no two side by side
         before = reader.counts().nbytes
         assert np.array_equal(read(reader, indices, shape), pixels_of(indices, shape))
@@ -615,8 +590,6 @@ def test_what_the_native_call_leaves_is_read_one_by_one(
         ({"offsets": np.array([0, -1])}, IndexError),
         ({"places": np.array([0, -1])}, IndexError),
         ({"places": np.array([0, 11])}, IndexError),
-        ({"places": np.array([0, 2**62])}, IndexError),
-        ({"nbytes": 21}, IndexError),
         ({"nbytes": 2**62}, IndexError),
         ({"nbytes": 0}, ValueError),
         ({"nbytes": -1}, ValueError),
@@ -666,29 +639,27 @@ def test_windows_that_the_native_call_leaves_are_read_one_by_one(
 
 
 @pytest.mark.parametrize(
-    ("window", "error"),
+    "window",
     [
-        ((-1, 2, 5, 0), IndexError),
-        ((2**62 + 1, 2, 5, 0), IndexError),
-        ((0, 0, 5, 0), IndexError),
-        ((0, 2**62, 5, 0), IndexError),
-        ((0, 2, 0, 0), IndexError),
-        ((0, 2, 11, 0), IndexError),
-        ((0, 2, 5, -1), IndexError),
-        ((0, 2, 5, 11), IndexError),
-        ((0, 3, 7, 0), IndexError),
-        ((9, 9, 1, 0), IndexError),  # more than there is room for
+        (-1, 2, 5, 0),
+        (2**62 + 1, 2, 5, 0),
+        (0, 0, 5, 0),
+        (0, 2**62, 5, 0),
+        (0, 2, 0, 0),
+        (0, 2, 11, 0),
+        (0, 2, 5, -1),
+        (0, 2, 5, 11),
+        (0, 3, 7, 0),
+        (9, 9, 1, 0),  # more than there is room for
     ],
 )
-def test_the_native_call_refuses_windows_that_would_leave_its_memory(
-    window: tuple[int, ...], error: type[Exception], tmp_path: Path
-) -> None:
+def test_the_native_call_refuses_windows_that_would_leave_its_memory(window: tuple[int, ...], tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(range(100)))
     good = np.array([[50, 2, 5, 0], [7, 1, 10, 10]])
     room, out = np.zeros(80, np.uint8), np.full(20, 9, np.uint8)
     with open(tmp_path / "file", "rb") as file:
         read = partial(_rowread.read_windows, file.fileno())
-        with pytest.raises(error):
+        with pytest.raises(IndexError):
             read(np.array([good[0], window]), 10, 1, room, out, True)
         for stride, alignment in ((0, 1), (-1, 1), (10, 0), (10, -1)):
             with pytest.raises(ValueError, match="a stride and an alignment above 0"):

@@ -28,11 +28,16 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest
 from shardio.kernels.rowcopy import Windows
 from shardio.reading.mapping import RowMapping
-from shardio.reading.shardset import Sample, ShardSet, open_shards
+from shardio.reading.shardset import Sample, open_shards
 from shardio.sets.rows import write_index
 
-SHAPES: list[SampleShape] = [(1, 1, 1), (3, 5, 1), (7, 11, 3), (2, 3, 3), (16, 16, 16), (64, 65, 1)]
-COUNTS = [[1], [5], [1, 1], [3, 7], [2, 1, 4], [5, 1, 3, 2], [1, 3, 1, 5, 2]]
+SETS: list[tuple[SampleShape, list[int]]] = [
+    ((1, 1, 1), [1]),
+    ((3, 5, 1), [1, 1]),
+    ((7, 11, 3), [2, 1, 4]),
+    ((16, 16, 16), [5, 1, 3, 2]),
+    ((64, 65, 1), [1, 3, 1, 5, 2]),
+]
 
 
 def write_set(out: Path, counts: Sequence[int], shape: SampleShape, split: str = "train") -> NDArray[np.uint8]:
@@ -76,9 +81,8 @@ def fresh(indices: NDArray[np.integer] | Sequence[int], shape: SampleShape, fill
 # --- a sequence of samples -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("counts", COUNTS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_set_is_the_sequence_of_its_samples(tmp_path: Path, counts: list[int], shape: SampleShape) -> None:
+@pytest.mark.parametrize(("shape", "counts"), SETS, ids=str)
+def test_a_set_is_the_sequence_of_its_samples(tmp_path: Path, shape: SampleShape, counts: list[int]) -> None:
     pixels = write_set(tmp_path / "set", counts, shape)
     shards = open_shards(tmp_path / "set")
     total = sum(counts)
@@ -119,24 +123,19 @@ def test_an_index_is_an_integer_of_a_sample(make_set: Callable[..., Path]) -> No
             shards[index]
 
 
-@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda shards: pickle.loads(pickle.dumps(shards))])
-def test_a_copy_is_the_same_set_opened_anew(
-    make: Callable[[ShardSet], ShardSet], make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+def test_a_copy_is_the_same_set_opened_anew_and_no_other_of_the_same_path(
+    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_set(7)
     monkeypatch.chdir(path.parent)
-    shards = open_shards(path.name)
-    assert len(pickle.dumps(shards)) < 1000  # no pixels
+    shards = open_shards(Path(path.name))
+    data = pickle.dumps(shards)
+    assert len(data) < 1000  # no pixels
     monkeypatch.chdir("/")
-    again = make(shards)
-    assert again is not shards
-    assert (again.digest, again.split, len(again)) == (shards.digest, "train", 7)
-    assert np.array_equal(again[3].image, sample_pixels(3))
-
-
-def test_a_pickled_set_is_that_set_and_no_other_of_the_same_path(make_set: Callable[..., Path]) -> None:
-    path = make_set(7)
-    data = pickle.dumps(open_shards(path))
+    for again in (copy.copy(shards), copy.deepcopy(shards), pickle.loads(data)):
+        assert again is not shards
+        assert (again.digest, again.split, len(again)) == (shards.manifest.digest, "train", 7)
+        assert np.array_equal(again[3].image, sample_pixels(3))
     shutil.rmtree(path)
     shutil.move(make_set(8), path)
     with pytest.raises(FormatError, match="this is not the pinned set"):
@@ -165,34 +164,18 @@ def test_labels_are_a_read_only_copy_made_once(make_set: Callable[..., Path]) ->
     assert labels.tolist() == [i % 7 for i in range(23)]
 
 
-def test_a_path_is_a_string_or_a_path_and_may_be_relative(
-    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = make_set(7)
-    monkeypatch.chdir(out.parent)
-    for path in (out, str(out), out.name, Path(out.name), f"{out}/"):
-        shards = open_shards(path)
-        assert len(shards) == 7
-        assert shards.classes == tuple(f"c{i}" for i in range(7))
-        assert shards.sample_shape == (6, 5, 3)
-        assert shards.split == "train"
-        assert shards.digest == shards.manifest.digest
-
-
 def test_a_pinned_set_opens_by_its_digest_or_the_beginning_of_it_and_no_other_does(
     make_set: Callable[..., Path],
 ) -> None:
     digest = open_shards(make_set(7)).digest
-    for length in (12, 13, 63, 64):
+    for length in (12, 64):
         assert open_shards(make_set(7), digest=digest[:length]).digest == digest
-    for pinned in ("0" * 12, "f" * 64, "abcdef012345"):
+    for pinned in ("0" * 12, "f" * 64):
         with pytest.raises(FormatError, match=rf"digest: expected {pinned}, found {digest}: .*`shardio info`"):
             open_shards(make_set(7), digest=pinned)
 
 
-@pytest.mark.parametrize(
-    "pinned", [4, "", "abcdef01234", "A" * 12, "g" * 12, "a" * 65, " " + "a" * 12, "a" * 12 + "\n"]
-)
+@pytest.mark.parametrize("pinned", [4, "", "abcdef01234", "A" * 12, "a" * 65, "a" * 12 + "\n"])
 def test_what_is_no_digest_is_a_mistake_of_the_caller(pinned: Any, make_set: Callable[..., Path]) -> None:
     with pytest.raises(ValueError, match="digest must be the 64 lower-case hexadecimal digits") as caught:
         open_shards(make_set(7), digest=pinned)
@@ -225,7 +208,7 @@ WIDE = np.arange(70).reshape(35, 2)
 @pytest.mark.parametrize(
     "indices",
     [
-        *(np.array([34, 0, 9, 10, 34, 20], dtype) for dtype in (*np.typecodes["AllInteger"], ">i8", ">u4")),
+        *(np.array([34, 0, 9, 10, 34, 20], dtype) for dtype in ("i1", "u2", "i8", "u8", ">i8")),
         *(WIDE[:17, 0], WIDE[::-2, 0][:5], np.arange(35)[::-3], [3, 1, 2], (5,)),
     ],
     ids=str,
@@ -238,8 +221,8 @@ def test_gather_takes_integers_of_any_type_and_layout(make_set: Callable[..., Pa
         np.testing.assert_array_equal(image, sample_pixels(int(i)))
 
 
-def marked(*shape: int, dtype: Any = np.uint8, order: Any = "C") -> NDArray[Any]:
-    return np.full(shape, 77, dtype, order)
+def marked(*shape: int, dtype: Any = np.uint8) -> NDArray[Any]:
+    return np.full(shape, 77, dtype)
 
 
 def read_only(out: NDArray[Any]) -> NDArray[Any]:
@@ -256,24 +239,15 @@ NO_INDICES = np.zeros(0, np.int64)
     [
         *(
             (np.array(bad), OUT[: len(bad)], IndexError, f"from 0 to 6; found {min(bad)} to {max(bad)}")
-            for bad in ([-1], [7], [7, 0], [0, -1], [-(1 << 63)], [(1 << 63) - 1], [(1 << 64) - 1], [0, 10**12])
+            for bad in ([7, 0], [0, -1], [-(1 << 63)], [(1 << 64) - 1])
         ),
         *(
             (bad, OUT, ValueError, f"indices must be one-dimensional integers; found {bad.dtype} of shape {bad.shape}")
-            for bad in (
-                *(np.array([0.0, 1.0]), np.array([True, False]), np.array([[0, 1]]), np.array(3), np.array(["0", "1"])),
-                *(np.array([0, None]), np.array([0, 1], "M8[s]"), np.array([0, 1], "m8[s]"), np.zeros((2, 0), int)),
-            )
+            for bad in (np.array([0.0, 1.0]), np.array([True, False]), np.array([[0, 1]]), np.array(3))
         ),
         *(
             (np.array([1, 2]), bad, ValueError, f"uint8 of shape (2, 6, 5, 3); found {bad.dtype} of shape {bad.shape}")
-            for bad in (
-                *(marked(1, 6, 5, 3), marked(3, 6, 5, 3), marked(2, 5, 6, 3), marked(2, 3, 6, 5), marked(2, 90)),
-                *(marked(180), marked(6, 5, 3), marked(2, 6, 5, 3, dtype=np.int8), marked(2, 6, 5, 3, dtype=bool)),
-                *(marked(2, 6, 5, 3, dtype=np.float32), marked(4, 6, 5, 3)[::2], marked(2, 6, 5, 4)[..., :3]),
-                *(marked(2, 6, 5, 3)[:, ::-1], marked(2, 3, 6, 5).transpose(0, 2, 3, 1)),
-                marked(2, 6, 5, 3, order="F"),
-            )
+            for bad in (marked(3, 6, 5, 3), marked(2, 90), marked(2, 6, 5, 3, dtype=np.int8), marked(4, 6, 5, 3)[::2])
         ),
         (np.array([1, 2]), read_only(marked(2, 6, 5, 3)), ValueError, "read-only"),
         (NO_INDICES, OUT[:1], ValueError, "of shape (0, 6, 5, 3); found uint8 of shape (1, 6, 5, 3)"),
@@ -357,7 +331,7 @@ def test_an_unknown_split_is_named_with_those_there_are(tmp_path: Path) -> None:
 
 # --- files that are not what the manifest says -----------------------------------------------------------------------
 
-FILES = ("train-00000.npy", "train-00001.npy", "train-00002.npy", "train-index.npy")
+FILES = ("train-00002.npy", "train-index.npy")
 
 
 def opening_fails(out: Path, name: str) -> str:
@@ -380,8 +354,7 @@ def nothing_is_left_of(out: Path) -> bool:
 def test_a_file_of_another_size_is_refused(make_set: Callable[..., Path], name: str) -> None:
     out = make_set(25)
     data = (out / name).read_bytes()
-    sizes = [0, 1, 10, 4095, 4096, 4097, len(data) - 90, len(data) - 1]
-    for size in (*sizes, len(data) + 1, len(data) + 90, len(data) + 4096):
+    for size in (0, 10, 4096, len(data) - 1, len(data) + 90):
         (out / name).write_bytes((data + bytes(8192))[:size])
         message = opening_fails(out, name)
         assert f"expected {len(data)} bytes, as the manifest says, found {size}" in message
@@ -428,18 +401,15 @@ def promise(out: Path, shape: SampleShape, counts: Sequence[int]) -> None:
 @pytest.mark.parametrize(
     ("shape", "counts"),
     [
-        ((1, 1, 1), [1 << 40]),
         ((1, 1, 1), [1 << 48]),
         ((65535, 65535, 65535), [1]),
-        ((65536, 65536, 65536), [31]),
         # All files together have 2**64 bytes, which are 0 when they are counted in 64 bits; and a little more.
         ((65536, 65536, 65536), [31] * 2048),
         ((65536, 65536, 65536), [31] * 2049),
-        ((65535, 65535, 65535), [1] * 20),
         # The same, but the rest in 64 bits is so small that the kernel would grant it.
         ((37753, 59535, 57249), [1] * 35),
     ],
-    ids=["a TiB", "2**48", "odd", "even", "2**64", "more than 2**64", "odd more than 2**64", "2**64 and 34 GiB"],
+    ids=["2**48", "odd", "2**64", "more than 2**64", "2**64 and 34 GiB"],
 )
 def test_a_set_larger_than_memory_addresses_is_refused_by_its_files(
     tmp_path: Path, shape: SampleShape, counts: list[int]
