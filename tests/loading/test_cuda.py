@@ -55,7 +55,7 @@ def test_pixels_are_written_to_a_slot_and_copied_to_the_device_once_and_nothing_
     simulate: Callable[..., Simulation],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    count, written = 100, []
+    count, written = 30, []
     copy_rows, make = shardio.reading.mapped_table.copy_rows, Program.make
 
     def counted_copy(rows: NDArray[np.uint8], numbers: NDArray[np.int64], *others: Any, **named: Any) -> int:

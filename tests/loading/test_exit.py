@@ -5,12 +5,9 @@ Each script runs in an interpreter of its own, with warnings as errors.
 
 from __future__ import annotations
 
-import os
 import re
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -279,34 +276,27 @@ def test_everything_public_is_imported_by_a_star() -> None:
     assert all(namespace[name] is getattr(shardio, name) for name in names)
 
 
-def test_importing_shardio_imports_nothing_else_and_training_no_decoders(
-    set_path: Path,
-) -> None:
+def test_importing_shardio_imports_nothing_else_and_training_no_decoders(begin: Start) -> None:
     # torch itself imports tqdm where it is installed: only modules count that shardio adds to those of numpy and torch.
     script = """
-import sys
-before = set(sys.modules)
-import shardio
-print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))
-import numpy.random, torch, torch.utils.data
-before = set(sys.modules)
-from shardio import ShardDataset, ShardLoader, open_shards
-for images, labels in ShardLoader(sys.argv[1], 4, device="cpu"):
+def packages(modules):
+    return {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names)
+
+from shardio import ShardDataset, open_shards
+for images, labels in ShardLoader(path, 4, device="cpu"):
     pass
-ShardDataset(sys.argv[1])[0], open_shards(sys.argv[1])[0]
-new = set(sys.modules) - before
-print(*sorted({name.partition(".")[0] for name in new} - set(sys.stdlib_module_names)))
+ShardDataset(path)[0], open_shards(path)[0]
+new = set(sys.modules) - _torch
+print(*packages(_shardio - _alone))
+print(*packages(new))
 print(*sorted({"PIL", "simplejpeg", "click"} & set(sys.modules)))
-print(*sorted(name for name in new if name.startswith("shardio.")))
+print(*{name.split(".")[1] for name in new if name.startswith("shardio.")})
 """
-    command = [sys.executable, "-W", "error", "-c", script, str(set_path)]
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    at_first, packages, unwanted, modules = done.stdout.splitlines()
+    code, out, err = finish(begin(script, PROLOGUE))
+    assert (code, err) == (0, "")
+    at_first, packages, unwanted, rooms = out.splitlines()
     assert at_first == "shardio"
     assert set(packages.split()) <= {"numpy", "shardio", "torch", "zlib_ng"}  # the last for check="sample"
     assert unwanted == ""
-    rooms = {name.split(".")[1] for name in modules.split()}
-    assert "loading" in rooms
-    assert not rooms & {"changes", "cli", "conversion", "measure", "viewing"}
+    assert "loading" in rooms.split()
+    assert not set(rooms.split()) & {"changes", "cli", "conversion", "measure", "viewing"}

@@ -333,30 +333,22 @@ def submitted(threads: GatherThreads, begun: list[float], seconds: float) -> Pen
     return threads.submit(reader, Request(np.arange(9)), fresh_slot(), seconds)
 
 
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_no_part_is_begun_before_the_head_start_is_over(num_threads: int) -> None:
-    threads, begun = GatherThreads(num_threads), list[float]()
+def test_no_part_is_begun_before_the_head_start_is_over() -> None:
+    threads, begun = GatherThreads(3), list[float]()
     earliest = time.perf_counter() + 0.05
     pending = submitted(threads, begun, 0.05)
     while not pending.done():
         time.sleep(0.001)
-    assert len(begun) == num_threads
+    assert len(begun) == 3
     assert min(begun) >= earliest
-    threads.close()
-
-
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_a_batch_that_is_waited_for_is_begun_at_once_in_all_its_parts(num_threads: int) -> None:
-    threads, begun = GatherThreads(num_threads), list[float]()
     pending = submitted(threads, begun, HOUR)
-    check(in_time(pending.wait), np.arange(9))
-    assert len(begun) == num_threads
+    check(in_time(pending.wait), np.arange(9))  # one that is waited for is begun at once in all its parts
+    assert len(begun) == 6
     threads.close()
 
 
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_a_batch_that_is_abandoned_gives_its_slot_back_at_once(num_threads: int) -> None:
-    threads, begun = GatherThreads(num_threads), list[float]()
+def test_a_batch_that_is_abandoned_gives_its_slot_back_at_once() -> None:
+    threads, begun = GatherThreads(3), list[float]()
     given_back: list[Slot] = []
     is_back = threading.Event()
     pending = submitted(threads, begun, HOUR)

@@ -504,10 +504,7 @@ def test_copying_is_timed_on_the_device(path: Path, busy: Busy) -> None:
     assert 4 * len(loader) * NBYTES / 500e9 < seen[-1] < begin.elapsed_time(end) / 1000 / 2
 
 
-@pytest.mark.parametrize("haste", HASTES)
-def test_batches_may_be_asked_for_inside_and_outside_of_inference_mode_in_turn(
-    path: Path, haste: float, check: Check
-) -> None:
+def test_batches_may_be_asked_for_inside_and_outside_of_inference_mode_in_turn(path: Path, check: Check) -> None:
     with loader_on_cuda(path) as loader:
         iterator = iter(loader)
         for number in range(len(loader)):

@@ -86,7 +86,7 @@ def order_expected(loader: ShardLoader, epoch: int) -> list[list[int]]:
 
 
 def test_a_slow_consumer_that_keeps_some_batches_sees_no_wrong_byte() -> None:
-    assert hold_batches(500, seed=1) == []
+    assert hold_batches(300, seed=1) == []
 
 
 def test_a_slot_that_is_taken_too_soon_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_a_slot_that_is_taken_too_soon_would_be_noticed(monkeypatch: pytest.Monk
         return slot.images[:size]
 
     monkeypatch.setattr(Ring, "lend", lend)
-    assert any("comparisons failed" in problem for problem in hold_batches(200, seed=1))
+    assert any("comparisons failed" in problem for problem in hold_batches(60, seed=1))
 
 
 def gather_threads() -> set[threading.Thread]:
@@ -566,7 +566,7 @@ class InterruptAt(Point):
 
 def consume(loader: ShardLoader, interrupt: InterruptAt, held: list[Batch]) -> BaseException | None:
     try:
-        interrupt(lambda: held.extend(islice(loader, 3)))
+        interrupt(lambda: held.extend(islice(loader, 2)))
     except BaseException as error:
         return error
     return None
@@ -575,7 +575,7 @@ def consume(loader: ShardLoader, interrupt: InterruptAt, held: list[Batch]) -> B
 def test_an_interrupt_anywhere_arrives_and_leaves_the_loader_usable(loader_of: MakeLoader, poison: None) -> None:
     point, fired = 0, True
     while fired:
-        loader = loader_of(5, prefetch=1, num_threads=2)
+        loader = loader_of(12, prefetch=1, num_threads=2)
         outcome: list[BaseException | None] = []
         held: list[Batch] = []
         interrupt = InterruptAt(point)
@@ -596,7 +596,7 @@ def test_an_interrupt_anywhere_arrives_and_leaves_the_loader_usable(loader_of: M
         assert not closer.is_alive(), f"interrupted at point {point}, closing hangs"
         fired = interrupt.fired
         assert [type(error) for error in outcome] == [InterruptedHere if fired else type(None)], (point, outcome)
-        assert len(held) in range(9, 13)
+        assert len(held) in range(3, 6)
         for batch in held:
             check(batch)
         point += 1

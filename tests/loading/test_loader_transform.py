@@ -23,13 +23,11 @@ from shardio.augment import (
     CutMix,
     HorizontalFlip,
     Normalize,
-    PerSample,
     RandomChoice,
     RandomCrop,
     RandomErasing,
     RandomResizedCrop,
     Resize,
-    ToDtype,
 )
 from shardio.augment.chain import Transform
 from shardio.changes.change import change
@@ -54,17 +52,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(NUM_SAMPLES):
             writer.append(random_picture(rng, 20, 18), i % 5)
     return out
-
-
-def test_the_loaders_pixels_are_those_of_the_transform_called_by_hand(path: Path) -> None:
-    with (
-        ShardLoader(path, 7, device="cpu", seed=9, return_indices=True) as plain,
-        ShardLoader(path, 7, device="cpu", seed=9, transform=USUAL) as loader,
-    ):
-        for epoch in range(2):
-            for (stored, labels, indices), (images, targets) in zip(plain, loader, strict=True):
-                assert torch.equal(USUAL(stored, indices=indices, seed=9, epoch=epoch), images)
-                assert torch.equal(labels, targets)
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -322,11 +309,3 @@ def test_a_batch_in_the_loop_is_augmented_afresh(plain: Path) -> None:
     batches = loaded(plain, None, shuffle=False)
     patterns = {tuple((FLIP(images) == images).flatten(1).all(1).tolist()) for _ in range(3) for images in batches}  # type: ignore[union-attr]
     assert len(patterns) == 3 * len(batches)
-
-
-def test_samples_are_augmented_by_per_sample_whatever_their_batch(plain: Path) -> None:
-    options: dict[str, Any] = {"shuffle": False, "num_epochs": 2}
-    transform = Compose([Resize(8), PerSample(by_torch), ToDtype(torch.float32)])
-    expected = torch.cat(loaded(plain, transform, 16, **options))
-    assert torch.equal(torch.cat(loaded(plain, transform, 8, **options)), expected)
-    assert not torch.equal(expected[:64], expected[64:])

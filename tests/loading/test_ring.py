@@ -135,7 +135,7 @@ def test_held_batches_are_never_written_to(seed: int) -> None:
     seen: deque[Slot] = deque(maxlen=30)
     reused = 0
 
-    for step in range(1500):
+    for step in range(1000):
         action = rng.random()
         if action < 0.45 and len(held) < 12:
             slot = ring.acquire()
@@ -163,7 +163,7 @@ def test_held_batches_are_never_written_to(seed: int) -> None:
     del holder
     held.clear()
     assert slots_out == set(), seed
-    assert reused > 200, seed
+    assert reused > 100, seed
 
 
 def test_slots_never_have_two_owners_among_threads() -> None:
