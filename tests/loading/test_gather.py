@@ -10,10 +10,8 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
-from functools import partial
 from itertools import count, product
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, cast
 
 import numpy as np
@@ -209,22 +207,6 @@ def test_a_batch_abandoned_from_within_its_own_part_returns_after_it() -> None:
     in_time(lambda: pending.run(copy, refused=False))
     assert released == [slot]
     assert pending.done()
-
-
-def test_an_abandoned_slot_returns_when_no_thread_writes_to_it_and_a_queued_batch_is_not_copied() -> None:
-    gate, released = Gate(), SimpleQueue[Slot]()
-    threads, slots = GatherThreads(1), [fresh_slot(), fresh_slot()]
-    running, queued = (threads.submit(StandIn(gate), Request(np.arange(9)), slot) for slot in slots)
-    assert gate.entered.wait(DEADLINE_SECONDS)
-    for pending in (running, queued):
-        in_time(partial(pending.abandon, released.put))  # does not wait for the thread
-    assert released.empty()
-    assert not running.done()
-    gate.go_on.set()
-    assert [released.get(timeout=DEADLINE_SECONDS) for _ in slots] == slots
-    threads.close()
-    check(slots[0], np.arange(9))  # the last write was before the return
-    assert gate.copied == list(range(9))
 
 
 def test_abandoning_in_a_race_with_the_last_part_returns_the_slot_once() -> None:

@@ -210,14 +210,6 @@ def test_a_pool_makes_every_call_and_gives_results_in_order() -> None:
         pool.submit(int)
 
 
-def test_a_call_of_a_pool_raises_what_it_met_each_time_it_is_asked_for_its_result() -> None:
-    with ThreadPool(1, "shardio-test") as pool:
-        call = pool.submit(int, "x")
-        for _ in range(2):
-            with pytest.raises(ValueError, match="invalid literal"):
-                call.result()
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_block_that_fails_waits_for_calls_under_way_alone_and_one_that_ends_for_all(fails: bool) -> None:
     made: list[int] = []
@@ -256,19 +248,6 @@ def test_the_threads_of_a_pool_end_when_it_is_forgotten_and_calls_that_wait_are_
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive()
-
-
-def test_several_threads_may_wait_for_the_end_of_one() -> None:
-    go_on = threading.Event()
-    thread = DaemonThread(go_on.wait, "shardio-test")
-    thread.begin()
-    waiting = [threading.Thread(target=thread.wait) for _ in range(3)]
-    for one in waiting:
-        one.start()
-    go_on.set()
-    for one in waiting:
-        one.join(10)
-        assert not one.is_alive()
 
 
 def test_a_wait_that_was_interrupted_leaves_the_others_their_signal() -> None:
