@@ -142,14 +142,14 @@ def test_a_loader_tells_what_limits_its_job(
 ) -> None:
     if read is not None:
         monkeypatch.setattr(MappedReader, "read", read)
-    with ShardLoader(make_set(60), 4, device="cpu", num_threads=1, transform=transform) as loader:
+    with ShardLoader(make_set(120), 4, device="cpu", num_threads=1, transform=transform) as loader:
         assert str(loader.report()) == "no batch has been requested yet"
         for _ in loader:
             time.sleep(step)
         report = loader.report()
         assert report.stage == stage == loader.stats()["limited_by"], report
         assert loader.stats()["waited"] == report.waited
-        assert report.counts.batches == 15
+        assert report.counts.batches == 30
 
 
 def test_time_between_epochs_is_not_the_loop_s(make_set: Callable[..., Path]) -> None:
