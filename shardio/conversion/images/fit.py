@@ -38,7 +38,7 @@ class Placement:
 class Fit:
     """The options with which a picture is decoded and fitted into a sample of `size` (height, width)."""
 
-    size: tuple[int, int] = (256, 256)
+    size: tuple[int, int]
     mode: FitMode = "crop"
     resample: Resample = "bicubic"
     decode: DecodeOptions = field(default_factory=DecodeOptions)
