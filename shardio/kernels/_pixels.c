@@ -850,19 +850,28 @@ INLINE __m128 bilinear_of(const float *at, size_t stride, float right, float low
 }
 #endif
 
+/* The same bits with SSE2 and without it. `read_bilinear` would round some of them differently. */
+INLINE void read_inside(uint8_t *to, const float *at, size_t stride, float right, float low)
+{
+#ifdef __SSE2__
+    store_levels(to, _mm_cvtps_epi32(bilinear_of(at, stride, right, low)));
+#else
+    for (size_t c = 0; c < 3; c++, at++)
+        to[c] = rounded(between(between(at[0], at[stride], low), between(at[4], at[stride + 4], low), right));
+#endif
+}
+
 INLINE void bilinear_line(const struct job *job, const struct room *room, uint8_t *to, const float *fill)
 {
     size_t channels = job->channels, width = job->width, height = job->height;
     for (size_t x = 0; x < width; x++, to += channels) {
         int64_t u = room->columns[x] - HALF, v = room->rows[x] - HALF, column = u >> 32, row = v >> 32;
-#ifdef __SSE2__
         /* All four pixels are there, so that no fill is seen. */
         if (channels == 3 && is_inside(column, width - 1) && is_inside(row, height - 1)) {
             const float *at = room->wide + ((size_t)row * width + (size_t)column) * 4;
-            store_levels(to, _mm_cvtps_epi32(bilinear_of(at, 4 * width, fraction_of(u), fraction_of(v))));
+            read_inside(to, at, 4 * width, fraction_of(u), fraction_of(v));
             continue;
         }
-#endif
         if (is_inside(column + 1, width + 1) && is_inside(row + 1, height + 1)) {
             read_bilinear(job, room->image, to, u, v, fill, channels);
             continue;

@@ -17,7 +17,7 @@ from pictures import as_batch, psnr, random_picture
 from pixels_by_torch import run_steps_by_torch
 
 from shardio.augment.resample import normalized
-from shardio.augment.steps import FILL_AT, NEEDS_RGB, SAMPLING_AT, WARPS, Op, Step, Steps
+from shardio.augment.steps import FILL_AT, NEEDS_RGB, SAMPLING_AT, WARPS, Op, Sampling, Step, Steps
 from shardio.kernels import pixels as kernel
 from shardio.kernels.pixels import in_slices
 
@@ -127,6 +127,21 @@ def test_nearest_pixels_are_the_same_ones(op: Op) -> None:
             step.values[:, SAMPLING_AT] = 0
             found, expected = both(pictures(rng, 16, *size, channels), (step,))
             np.testing.assert_array_equal(found, expected)
+
+
+def test_bilinear_pixels_are_rounded_the_same_on_every_processor() -> None:
+    rng = np.random.default_rng(4)
+    images = rng.integers(0, 256, (1, 33, 47, 3), dtype=np.uint8)
+    levels = images[0].astype(np.float32)
+
+    def between(a: NDArray[np.float32], b: NDArray[np.float32], share: np.float32) -> NDArray[np.float32]:
+        return a + (b - a) * share
+
+    for right, low in (0.5 + rng.integers(-9, 10, (20, 2)) * 2.0**-24).astype(np.float32):  # almost halves
+        step = Step.of(1, 3, Op.AFFINE, 1, 0, right, 0, 1, low, 0, 0, Sampling.BILINEAR)
+        columns = between(levels[:-1], levels[1:], low)
+        expected = np.rint(between(columns[:, :-1], columns[:, 1:], right))
+        np.testing.assert_array_equal(run(images, (step,))[0, :-1, :-1], expected)
 
 
 @pytest.mark.parametrize("seed", range(4))
