@@ -12,7 +12,6 @@ import argparse
 import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,8 @@ from numpy.typing import NDArray
 from shardio.augment import RandomResizedCrop
 from shardio.augment.batch import Batch, sizes_of
 from shardio.augment.boxes import Draws
-from shardio.augment.resample import Resampling, make_spans, resample
+from shardio.augment.resample import Cast, Filter
+from shardio.augment.stage import Stage
 from shardio.augment.steps import Op, Sampling, Step, Steps
 from shardio.kernels.pixels import run_steps
 from shardio.kernels.resample import Planes
@@ -153,18 +153,14 @@ def measure_resizes(images: torch.Tensor, size: int, rounds: int) -> None:
     flips, planes = np.arange(count) % 2 == 0, Planes.of_images(np.ascontiguousarray(whole))
     batch = Batch(images, Draws(0, 0, np.arange(count)), sizes_of(images))
     boxes = RandomResizedCrop(size).apply(batch, "RandomResizedCrop").region
-    spans = make_spans(boxes, boxes, *whole.shape[1:3])
     statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    usual = Resampling((size, size))
     ways = {
-        "crop, resize and mirror": usual,
+        "crop, resize and mirror": (Filter(), Cast()),
         **{
-            f"the same, normalized, {str(dtype).removeprefix('torch.')}": replace(
-                usual, statistics=statistics, dtype=dtype
-            )
+            f"the same, normalized, {str(dtype).removeprefix('torch.')}": (Filter(), Cast(statistics, dtype))
             for dtype in (torch.float32, torch.bfloat16, torch.float16)
         },
-        "the same, bicubic": replace(usual, interpolation="bicubic"),
+        "the same, bicubic": (Filter("bicubic"), Cast()),
     }
 
     def by_opencv(how: int, out: NDArray[np.uint8], x: NDArray[np.uint8]) -> None:
@@ -174,9 +170,10 @@ def measure_resizes(images: torch.Tensor, size: int, rounds: int) -> None:
             if flips[i]:
                 cv2.flip(out[i], 1, dst=out[i])
 
-    for name, how in ways.items():
-        out = np.zeros((count, size, size, 3), how.kernel_dtype)
-        some = {"C": way(partial(resample, spans=spans, flips=flips, out=out, how=how), planes)}
+    for name, (how, cast) in ways.items():
+        stage = Stage(count, whole.shape[1:], (size, size), boxes, None, flips, how)
+        out = np.zeros((count, size, size, 3), cast.kernel_dtype)
+        some = {"C": way(partial(stage.resample, some=np.arange(count), out=out, cast=cast), planes)}
         if cv2 is not None:
             kind = cv2.INTER_CUBIC if how.interpolation == "bicubic" else cv2.INTER_LINEAR
             some["OpenCV"] = way(partial(by_opencv, kind, np.zeros((count, size, size, 3), np.uint8)), whole)

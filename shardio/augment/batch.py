@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.boxes import Boxes, Draws
 from shardio.augment.masks import Masks
-from shardio.augment.resample import Interpolation, Resampling, as_made, normalized
+from shardio.augment.resample import UNCAST, Cast, Filter, Interpolation, as_made, normalized
 from shardio.augment.stage import Canvas, Choice, Stage, Stages, moved_by, run_and_cast
 from shardio.augment.steps import NEEDS_RGB, Op, Step, Steps
 from shardio.kernels.pixels import in_slices
@@ -30,18 +30,13 @@ Arrays = dict[str, Images]
 """Masks by name: a tensor, or a tuple with a tensor per view."""
 
 
-_UNCHANGED = Resampling((0, 0))
-
-
 @dataclass(frozen=True)
 class Batch:
     """Images, (B, C, H, W), and the changes recorded for them, in the order in which they apply.
 
     - Each image is cropped to its box in `boxes` and resized to its row of `sizes`, int64 (B, 2), height and width. The
-      filter reads no pixel outside of the box `within`. In a new batch, `sizes` are the sizes before any squashing.
-    - Images are mirrored where `flips`, bool (B,), is true, and then go through `steps`.
-    - `how` has the filter of the resize, used if `resized` is true, and the normalization and cast at the end. The size
-      in `how` is ignored: see `resampling`.
+      `filter` reads no pixel outside of the box `within`. In a new batch, `sizes` are the sizes before any squashing.
+    - Images are mirrored where `flips`, bool (B,), is true, go through `steps`, and are normalized and cast by `cast`.
 
     A field that is None records no change. `masks` are the masks of `images`, before the changes. With several views of
     each image, the other fields have all images of the first view, then all images of the next view.
@@ -58,9 +53,9 @@ class Batch:
     boxes: Boxes | None = None
     within: Boxes | None = None
     flips: NDArray[np.bool_] | None = None
-    resized: bool = False
+    filter: Filter | None = None
     steps: Steps = ()
-    how: Resampling = _UNCHANGED
+    cast: Cast = UNCAST
     stages: Stages = ()
     rest: tuple[Any, ...] = ()
     casts: bool = True
@@ -79,7 +74,7 @@ class Batch:
         part = boxes.inside_of(self.region, self.sizes)
         sizes = np.stack([boxes.heights, boxes.widths], axis=1).astype(np.int64)
         # An image that was resized before its crop was made of pixels beyond the crop, too.
-        return replace(self, boxes=part, within=self.within if self.resized else part, sizes=sizes)
+        return replace(self, boxes=part, within=self.within if self.filter else part, sizes=sizes)
 
     def resized_to(
         self,
@@ -90,12 +85,12 @@ class Batch:
     ) -> Batch:
         """Returns the batch resized to `sizes`, (B, 2). The interpolation "random" draws a filter with `purpose`."""
         self.check_uint8()
-        if self.resized or self.steps:
+        if self.filter or self.steps:
             return self.made().resized_to(sizes, interpolation, antialias, purpose)
         cubic = self.draws.uniform(f"{purpose}/interpolation", 1)[0] < 0.5 if interpolation == "random" else None
-        how = replace(self.how, interpolation=interpolation, antialias=antialias, cubic=cubic)
-        within = self.within or self.region
-        return replace(self, boxes=self.region, within=within, sizes=sizes, resized=True, how=how)
+        region = self.region
+        reading = Filter(interpolation, antialias, cubic)
+        return replace(self, boxes=region, within=self.within or region, sizes=sizes, filter=reading)
 
     def mirrored(self, flips: NDArray[np.bool_]) -> Batch:
         if self.steps:
@@ -142,7 +137,7 @@ class Batch:
     @property
     def is_cast(self) -> bool:
         """True if the images are not uint8, or a recorded change normalizes or casts them."""
-        return self.how.made != torch.uint8 or self.images.dtype != torch.uint8
+        return self.cast.made != torch.uint8 or self.images.dtype != torch.uint8
 
     def check_uint8(self) -> None:
         if self.is_cast:
@@ -186,16 +181,14 @@ class Batch:
         """Returns the batch after all recorded changes. A deferred batch keeps the cast, and `rest`."""
         if not self.is_deferred:
             return self.finished()
-        plain = replace(self, how=replace(self.how, statistics=None, dtype=None), rest=()).finished()
-        cast = replace(_UNCHANGED, statistics=self.how.statistics, dtype=self.how.dtype)
-        return replace(plain, how=cast, rest=self.rest)
+        return replace(replace(self, cast=UNCAST).finished(), cast=self.cast, rest=self.rest)
 
     def finished(self) -> Batch:
         """Computes the recorded changes. Returns a batch of the new images. Raises ValueError if their sizes differ.
 
         A deferred batch gets a stage more instead.
         """
-        if self.is_whole and self.how.made == torch.uint8 and (self.is_deferred or len(self.images) == len(self)):
+        if self.is_whole and self.cast.made == torch.uint8 and (self.is_deferred or len(self.images) == len(self)):
             return self
         sizes = self.sizes if self.boxes is None else np.full((len(self), 2), self.size)
         return self.after(None if self.is_whole else self._stage(), sizes)
@@ -231,7 +224,7 @@ class Batch:
         )
         boxes = Boxes.picked([boxes, part.inside_of(boxes, sizes)], inside.astype(np.int64))
         sizes, firsts = np.where(inside[:, None], size, sizes), np.where(inside[:, None], 0, firsts)
-        within = self.within if self.resized else None
+        within = self.within if self.filter else None
         canvas = Canvas(sizes, firsts, mode, tuple(fill))
         stage = replace(self._stage(size), boxes=boxes, within=within, canvas=canvas, steps=())
         return self.after(stage, np.full((len(self), 2), size))
@@ -239,9 +232,8 @@ class Batch:
     def _stage(self, size: tuple[int, int] | None = None) -> Stage:
         """Returns the recorded changes, without the cast, as a stage with results of `size` (default: `self.size`)."""
         channels, height, width = self.images.shape[1:]
-        how = replace(self.how, statistics=None, dtype=None)
-        changes = self.boxes, self.within, self.flips, how, None, self.steps
-        return Stage(len(self), (height, width, channels), self.size if size is None else size, *changes)
+        changes = self.boxes, self.within, self.flips, self.filter or Filter(), None, self.steps
+        return Stage(len(self), (height, width, channels), size or self.size, *changes)
 
     def after(self, stage: Stage | Choice | None, sizes: NDArray[np.int64]) -> Batch:
         """Returns the batch after `stage` and the recorded cast. `sizes` become the sizes before any squashing."""
@@ -251,7 +243,7 @@ class Batch:
             shape = (len(self), self.images.shape[1], *stage.size) if stage else self.images.shape
             images = torch.empty(shape, dtype=torch.uint8, device="meta")
             return Batch(images, self.draws, sizes, stages=(*self.stages, *stages), casts=self.casts)
-        images = computed(self.images, stages, self.how, len(self))  # first, as it refuses images on a GPU
+        images = computed(self.images, stages, self.cast, len(self))  # first, as it refuses images on a GPU
         masks = None if self.masks is None else moved_by(stages, self.masks)
         return Batch(images, self.draws, sizes, self.labels, masks)
 
@@ -297,8 +289,8 @@ def sizes_of(images: torch.Tensor) -> NDArray[np.int64]:
     return np.full((len(images), 2), images.shape[2:])
 
 
-def computed(images: torch.Tensor, stages: Stages, how: Resampling, count: int) -> torch.Tensor:
-    """Returns images after `stages`, normalized and cast as `how` says, in as many threads as torch has.
+def computed(images: torch.Tensor, stages: Stages, cast: Cast, count: int) -> torch.Tensor:
+    """Returns images after `stages`, normalized and cast, in as many threads as torch has.
 
     `images` are uint8 (n, C, H, W), the stages are of `count` images: all images, repeated as a whole as often as
     needed. The results of stages are in channels_last memory.
@@ -306,7 +298,7 @@ def computed(images: torch.Tensor, stages: Stages, how: Resampling, count: int) 
     if not stages and len(images) != count:
         images = torch.cat([images] * (count // len(images)))
     if not stages and not (images.device.type == "cpu" and images.is_contiguous(memory_format=torch.channels_last)):
-        return normalized(images, how.statistics, how.dtype)
+        return normalized(images, cast)
     if images.device.type != "cpu":
         raise ValueError(
             f"images are on {images.device}: a ShardLoader makes crops, resizes, flips, warps and color changes on the "
@@ -315,13 +307,12 @@ def computed(images: torch.Tensor, stages: Stages, how: Resampling, count: int) 
         )
     pixels = images.detach().permute(0, 2, 3, 1).contiguous().numpy()
     size = stages[-1].size if stages else pixels.shape[1:3]
-    out = np.empty((count, *size, pixels.shape[3]), how.kernel_dtype)
-
+    out = np.empty((count, *size, pixels.shape[3]), cast.kernel_dtype)
     planes = Planes.of_images(pixels)
 
     def work(part: slice) -> None:
         some = np.arange(count)[part]
-        run_and_cast(stages, planes[some % len(pixels)], some, out, how)
+        run_and_cast(stages, planes[some % len(pixels)], some, out, cast)
 
     in_slices(count, work)
-    return as_made(torch.from_numpy(out), how).permute(0, 3, 1, 2)
+    return as_made(torch.from_numpy(out), cast).permute(0, 3, 1, 2)

@@ -403,7 +403,7 @@ class Views(Container):
 
     def branches(self, batch: Batch, purpose: str) -> list[Batch]:
         # A crop alone stays recorded: each view may resize the stored image.
-        if batch.resized or batch.steps or batch.is_cast:
+        if batch.filter or batch.steps or batch.is_cast:
             batch = batch.made()
         draws = batch.draws
         if purpose != "Views":  # other Views with this purpose have other numbers of views

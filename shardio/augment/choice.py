@@ -52,8 +52,8 @@ def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
 def _are_alike(base: Batch, first: Batch, other: Batch) -> bool:
     """Returns whether `other` only adds changes to `base`, and equals `first` but for boxes, sizes, flips and steps."""
     noted = other.images is base.images and other.steps[: len(base.steps)] == base.steps
-    same = (first.resized, first.how) == (other.resized, other.how) and first.how.cubic is other.how.cubic is None
-    return noted and other.labels is base.labels and same
+    same = (first.filter, first.cast) == (other.filter, other.cast)
+    return noted and other.labels is base.labels and same and (first.filter is None or first.filter.cubic is None)
 
 
 def _computed(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> Batch:

@@ -75,7 +75,7 @@ class RandomErasing(Transform):
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch = batch.unsquashed()
-        dtype = batch.images.dtype if batch.how.made == torch.uint8 else batch.how.made
+        dtype = batch.images.dtype if batch.cast.made == torch.uint8 else batch.cast.made
         color: Sequence[float] = ()
         if not isinstance(self.value, str):
             color = fill_of(self.value, batch.images.shape[1], "value")

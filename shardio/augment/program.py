@@ -94,7 +94,7 @@ class Program:
     @property
     def results(self) -> list[tuple[tuple[int, ...], Any]]:
         """The shape (B, height, width, channels) and the NumPy dtype of what `make` writes for each view."""
-        return [((len(self), *view.images.shape[2:], self.source[2]), view.how.kernel_dtype) for view in self.views]
+        return [((len(self), *view.images.shape[2:], self.source[2]), view.cast.kernel_dtype) for view in self.views]
 
     @cached_property
     def _is_one_pass(self) -> bool:
@@ -128,7 +128,7 @@ class Program:
         if shared:
             planes = Planes.of_images(run(shared, planes, some, (*shared[-1].size, planes.channels)))
         for view, out in zip(self.views, outs, strict=True):
-            run_and_cast(view.stages[len(shared) :], planes, some, out, view.how)
+            run_and_cast(view.stages[len(shared) :], planes, some, out, view.cast)
 
     def finish(
         self,
@@ -148,7 +148,7 @@ class Program:
         images = list(images) * (len(self.views) if len(images) == 1 else 1)
         for view, pixels in zip(self.views, images, strict=True):
             moved = None if moving is None else moved_by(view.stages, moving)
-            batch = Batch(as_made(pixels, view.how), view.draws, view.sizes, labels, moved)
+            batch = Batch(as_made(pixels, view.cast), view.draws, view.sizes, labels, moved)
             done += [each.finished() for each in branches_of(view.rest, batch)]
         return results_of(done, self.transform.has_views)
 

@@ -16,15 +16,17 @@ from numpy.typing import NDArray
 
 from shardio.augment.boxes import Boxes, outside_places
 from shardio.augment.masks import Masks
-from shardio.augment.resample import Resampling, axes_of, cast_images, make_spans, resample
+from shardio.augment.resample import Cast, Filter, cast_images
 from shardio.augment.steps import Steps
-from shardio.kernels import pixels as pixels_kernel
-from shardio.kernels import resample as resample_kernel
-from shardio.kernels.resample import Planes
+from shardio.kernels.pixels import run_steps
+from shardio.kernels.resample import Planes, resample
 from shardio.kernels.rowcopy import Windows
 
 Numbers = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
+
+# Rounding may put a box beyond its limits by this share of a pixel.
+_SLACK = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +55,7 @@ class Stage:
     """One pass over each image of a batch. Immutable; any thread may make some of the images.
 
     - `count`: the number of images; `source`: their height, width and channels; `size`: the results' height and width
-    - `boxes`, `within`, `how`: each image is cropped and resized as in `Batch`. `boxes` None: the whole image.
+    - `boxes`, `within`, `filter`: each image is cropped and resized as in `Batch`. `boxes` None: the whole image.
     - `flips`, bool (B,): which images are mirrored then; None: no image
     - `canvas`: the results are windows of images that were resized to other sizes
     - `steps`: what is done to the results in the end
@@ -65,7 +67,7 @@ class Stage:
     boxes: Boxes | None
     within: Boxes | None
     flips: NDArray[np.bool_] | None
-    how: Resampling
+    filter: Filter
     canvas: Canvas | None = None
     steps: Steps = ()
 
@@ -73,18 +75,34 @@ class Stage:
     def _region(self) -> Boxes:
         return self.boxes or Boxes.whole(self.count, *self.source[:2])
 
+    @property
+    def _is_mirrored(self) -> NDArray[np.bool_]:
+        return np.zeros(self.count, bool) if self.flips is None else self.flips
+
     @cached_property
-    def _spans(self) -> NDArray[np.float64]:
-        """The spans of the boxes, as from `make_spans`, with limits narrowed to the pixels that the filter reads."""
-        region = self._region
-        spans = make_spans(region, self.within or region, *self.source[:2])
-        for axis, span in enumerate(spans):
-            start, length, low, high = span.T
-            scale = length / (self.size[axis] if self.canvas is None else self.canvas.sizes[:, axis])
-            reach = self.how.radius * (np.maximum(scale, 1) if self.how.antialias else 1)
-            span[:, 2] = np.maximum(low, np.floor(start - reach))
-            span[:, 3] = np.minimum(high, np.ceil(start + length + reach))
-        return spans
+    def _axes(self) -> NDArray[np.float64]:
+        """The axes of the boxes, (B, 2, 4), as `resample` takes them. Limits are those of what the filter reads.
+
+        Raises IndexError if a box is not inside `within`, or `within` is not inside its image.
+        """
+        region, sides = self._region, np.array(self.source[:2])
+        start, length = np.split(region.sides, 2, axis=1)
+        low, room = np.split((self.within or region).sides, 2, axis=1)
+        high = low + room
+        inside = (length > 0) & (low >= 0) & (start >= low - _SLACK)
+        inside &= (start + length <= high + _SLACK) & (high <= sides + _SLACK)
+        if not inside.all():
+            i = int(inside.all(axis=1).argmin())
+            raise IndexError(
+                f"the box of image {i} is not inside its image of {sides[0]} x {sides[1]} pixels, or not inside its "
+                f"limits; found top, left, height, width = {', '.join(f'{value:g}' for value in region.sides[i])}"
+            )
+        scale = length / (self.size if self.canvas is None else self.canvas.sizes)
+        reach = self.filter.radius * (np.maximum(scale, 1) if self.filter.antialias else 1)
+        # Rounding may have moved a limit slightly off a whole pixel.
+        low = np.maximum(np.floor(low + 1e-9), np.floor(start - reach))
+        high = np.minimum(np.minimum(np.ceil(high - 1e-9), sides), np.ceil(start + length + reach))
+        return np.stack([start, scale, low, high], axis=2)
 
     @property
     def is_one_pass(self) -> bool:
@@ -100,14 +118,14 @@ class Stage:
         canvas = self.canvas
         if canvas is not None:
             canvas = replace(canvas, sizes=canvas.sizes[some], firsts=canvas.firsts[some])
-        how = self.how if self.how.cubic is None else replace(self.how, cubic=self.how.cubic[some])
+        cubic = self.filter.cubic
         return replace(
             self,
             count=len(range(*some.indices(self.count))),
             boxes=self.boxes and self.boxes[some],
             within=self.within and self.within[some],
             flips=None if self.flips is None else self.flips[some],
-            how=how,
+            filter=self.filter if cubic is None else replace(self.filter, cubic=cubic[some]),
             canvas=canvas,
             steps=tuple(replace(step, codes=step.codes[some], values=step.values[some]) for step in self.steps),
         )
@@ -116,8 +134,8 @@ class Stage:
         """Returns the pixels of each image that the stage reads."""
         if self._is_copy:
             return Windows.whole(self.count, *self.source[:2])
-        (tops, lefts), (ends, rights) = (self._spans[:, :, side].astype(np.int64) for side in (2, 3))
-        return Windows(tops, lefts, ends - tops, rights - lefts)
+        firsts, ends = (self._axes[:, :, limit].T.astype(np.int64) for limit in (2, 3))
+        return Windows(*firsts, *(ends - firsts))
 
     def make(self, planes: Planes, some: Numbers, out: Pixels) -> None:
         """Writes the results of the images `some` to `out`, (len(some), *size, channels), C-contiguous.
@@ -127,51 +145,42 @@ class Stage:
         if self._is_copy:
             planes.copy_images(out)
         elif self.canvas is None:
-            self._resample(planes, some, out)
+            self.resample(planes, some, out)
         else:
             self._place(self.canvas, planes, some, out)
         if self.steps:
             codes, values = (np.stack([getattr(step, name)[some] for step in self.steps]) for name in _STEP)
-            pixels_kernel.run_steps(out, codes, values)
+            run_steps(out, codes, values)
 
-    def cast(self, planes: Planes, some: Numbers, out: NDArray[Any], how: Resampling) -> bool:
-        """Writes results that are normalized and cast as `how` says to `out[some]`, if that is one pass with this one.
-
-        Returns False, and writes nothing, if it is not.
-        """
-        if self.steps or self.canvas is not None:
-            return False
-        both = replace(self.how, statistics=how.statistics, dtype=how.dtype)
-        self._resample(planes, some, out, both, some)
-        return True
-
-    def _resample(
-        self,
-        planes: Planes,
-        some: Numbers,
-        out: NDArray[Any],
-        how: Resampling | None = None,
-        lines: Numbers | None = None,
+    def resample(
+        self, planes: Planes, some: Numbers, out: NDArray[Any], cast: Cast | None = None, lines: Numbers | None = None
     ) -> None:
-        flips = np.zeros(len(some), bool) if self.flips is None else self.flips[some]
-        how = replace(how or self.how, size=self.size)
-        resample(planes, self._spans[:, some], flips, out, how, lines, some)
+        """Writes the images `some` cropped, resized and mirrored to `out`, or `out[lines]`, with `cast` in one pass."""
+        resample(
+            planes,
+            self._axes[some],
+            self._is_mirrored[some],
+            out,
+            None if cast is None else cast.affine(planes.channels),
+            cubic=self.filter.is_cubic(some),
+            antialias=self.filter.antialias,
+            lines=lines,
+        )
 
     def _place(self, canvas: Canvas, planes: Planes, some: Numbers, out: Pixels) -> None:
         """Makes one image after the other, as their sizes differ."""
         width = self.size[1]
         shown = canvas.outside(self.size)
-        cubic = self.how.interpolation == "bicubic" if self.how.cubic is None else self.how.cubic
         for line, i in enumerate(some.tolist()):
             one, (tall, wide), (top, left) = slice(i, i + 1), canvas.sizes[i].tolist(), canvas.firsts[i].tolist()
             mirrored = self.flips is not None and bool(self.flips[i])
-            resample_kernel.resample(
+            resample(
                 planes[line : line + 1],
-                axes_of(self._spans[:, one], (tall, wide)),
+                self._axes[one],
                 np.zeros(1, bool),
                 out[line : line + 1],
-                cubic=cubic if isinstance(cubic, bool) else cubic[one],
-                antialias=self.how.antialias,
+                cubic=self.filter.is_cubic(one),
+                antialias=self.filter.antialias,
                 resized=(tall, wide),
                 first=(top, wide - left - width if mirrored else left),  # of the part that is mirrored then
             )
@@ -189,7 +198,7 @@ class Stage:
 
     def move(self, masks: Masks) -> Masks:
         """Returns the masks of the results from the masks of the images, of a whole batch."""
-        flips = np.zeros(self.count, bool) if self.flips is None else self.flips
+        flips = self._is_mirrored
         if self.canvas is None:
             return masks.moved(None if self._is_copy else self._region, flips, self.size, self.steps)
         canvas = self.canvas
@@ -227,9 +236,6 @@ class Choice:
             mine = np.flatnonzero(numbers == number)
             out[mine] = run(self.alternatives[number], planes[mine], some[mine], out.shape[1:])
 
-    def cast(self, planes: Planes, some: Numbers, out: NDArray[Any], how: Resampling) -> bool:
-        return False
-
     def move(self, masks: Masks) -> Masks:
         """Returns the masks of the results from the masks of the images, of a whole batch."""
         moved = [moved_by(stages, masks) for stages in self.alternatives]
@@ -264,10 +270,10 @@ def run(stages: Stages, planes: Planes, some: Numbers, shape: tuple[int, ...], o
     return made
 
 
-def run_and_cast(stages: Stages, planes: Planes, some: Numbers, out: NDArray[Any], how: Resampling) -> None:
-    """Writes the results of stages for the images `some`, normalized and cast as `how` says, to `out[some]`.
+def run_and_cast(stages: Stages, planes: Planes, some: Numbers, out: NDArray[Any], cast: Cast) -> None:
+    """Writes the results of stages for the images `some`, normalized and cast, to `out[some]`.
 
-    `out` has the results of the whole batch, of dtype `how.kernel_dtype`. For `planes` and errors see `run`.
+    `out` has the results of the whole batch, of dtype `cast.kernel_dtype`. For `planes` and errors see `run`.
     """
     is_row = len(some) == some[-1] - some[0] + 1
     if out.dtype == np.uint8:
@@ -278,11 +284,13 @@ def run_and_cast(stages: Stages, planes: Planes, some: Numbers, out: NDArray[Any
     if len(stages) > 1:
         made = run(stages[:-1], planes, some, (*stages[-2].size, planes.channels))
         planes = Planes.of_images(made)
-    if stages and stages[-1].cast(planes, some, out, how):
+    last = stages[-1] if stages else None
+    if isinstance(last, Stage) and not last.steps and last.canvas is None:
+        last.resample(planes, some, out, cast, some)
         return
-    if stages:
-        planes = Planes.of_images(run(stages[-1:], planes, some, out.shape[1:]))
-    cast_images(planes, out, how, some)
+    if last is not None:
+        planes = Planes.of_images(run((last,), planes, some, out.shape[1:]))
+    cast_images(planes, out, cast, some)
 
 
 def moved_by(stages: Stages, masks: Masks) -> Masks:

@@ -25,7 +25,7 @@ from shardio.augment.arguments import (
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Boxes, Looks, random_resized_boxes
 from shardio.augment.chain import Transform
-from shardio.augment.resample import Interpolation
+from shardio.augment.resample import Cast, Interpolation
 
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 
@@ -65,7 +65,7 @@ class RandomResizedCrop(Transform):
     records = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        if batch.resized:  # the box is a part of the resized image
+        if batch.filter:  # the box is a part of the resized image
             batch = batch.finished()
         heights, widths = batch.sizes.T
         boxes = random_resized_boxes(batch.draws, purpose, heights, widths, self.scale, self.ratio)
@@ -275,7 +275,7 @@ class Normalize(Transform):
                 raise ValueError(f"Normalize: mean and std are for {len(values)} channels; found images of {channels}")
         if batch.is_cast:
             raise ValueError("Normalize needs uint8 images, 0 to 255: put it before ToDtype, and use it only once")
-        return replace(batch, how=replace(batch.how, statistics=(mean, std)))
+        return replace(batch, cast=Cast((mean, std)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -296,8 +296,8 @@ class ToDtype(Transform):
             raise ValueError(f"dtype must be a torch.dtype of floating point numbers; found {self.dtype!r}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        how = replace(batch.how, dtype=self.dtype)
+        statistics = batch.cast.statistics
         if self.scale and not batch.is_cast:
             channels = batch.images.shape[1]
-            how = replace(how, statistics=((0.0,) * channels, (1.0,) * channels))
-        return replace(batch, how=how)
+            statistics = (0.0,) * channels, (1.0,) * channels
+        return replace(batch, cast=Cast(statistics, self.dtype))

@@ -15,8 +15,9 @@ from draw_golden_pixels import drawn_picture
 from numpy.typing import NDArray
 from pictures import as_batch, psnr, random_picture
 from pixels_by_torch import run_steps_by_torch
+from transforms import changed
 
-from shardio.augment.resample import normalized
+from shardio.augment import Normalize
 from shardio.augment.steps import FILL_AT, NEEDS_RGB, SAMPLING_AT, WARPS, Op, Sampling, Step, Steps
 from shardio.kernels import pixels as kernel
 from shardio.kernels.pixels import in_slices
@@ -267,8 +268,8 @@ def test_slices_are_done_in_threads_and_their_errors_are_raised_when_all_have_en
 def test_normalizing_channels_last_images_by_the_kernel_is_that_of_torch(channels: int) -> None:
     images = torch.from_numpy(np.random.default_rng(channels).integers(0, 256, (3, 5, 7, channels), dtype=np.uint8))
     statistics = tuple(np.linspace(0.2, 0.6, channels)), tuple(np.linspace(0.1, 0.3, channels))
-    by_kernel = normalized(images.permute(0, 3, 1, 2), statistics)
-    by_torch = normalized(images.permute(0, 3, 1, 2).contiguous(), statistics)
+    by_kernel = changed(Normalize(*statistics), images.permute(0, 3, 1, 2))
+    by_torch = changed(Normalize(*statistics), images.permute(0, 3, 1, 2).contiguous())
     assert torch.equal(by_kernel, by_torch)
     assert by_kernel.is_contiguous(memory_format=torch.channels_last)
 
