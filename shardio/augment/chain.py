@@ -160,6 +160,12 @@ class Transform(Configuration, ABC):
     def _inner(self) -> list[Transform]:
         return [part for part in getattr(self, "transforms", ()) if isinstance(part, Transform)]
 
+    def with_inner(self) -> Iterator[Transform]:
+        """Yields the transform and all transforms inside of it."""
+        yield self
+        for part in self._inner:
+            yield from part.with_inner()
+
     @property
     def mixes(self) -> bool:
         """True if the transform combines images of different samples, and their labels."""
@@ -219,18 +225,18 @@ def _must_wait(transform: Transform, batch: Batch) -> bool:
 
 
 def is_recorded(transform: Transform) -> bool:
-    """Returns whether all that a transform does is recorded, except for casts. False for classes that are not
-    shardio's."""
-    if not is_of_shardio(type(transform)):
-        return False
-    return all(map(is_recorded, transform._inner)) if isinstance(transform, Container) else transform.records
+    """Returns whether all that a transform does is recorded, except for casts."""
+    return _is_known(transform) and all(part.records for part in transform.with_inner())
 
 
 def runs_anywhere(transform: Transform) -> bool:
-    """Returns whether a transform takes images on any device. False for classes that are not shardio's."""
-    if not is_of_shardio(type(transform)):
-        return False
-    return all(map(runs_anywhere, transform._inner)) if isinstance(transform, Container) else transform.on_any_device
+    """Returns whether a transform takes images on any device."""
+    return _is_known(transform) and all(part.on_any_device for part in transform.with_inner())
+
+
+def _is_known(transform: Transform) -> bool:
+    """Returns whether a transform and all inside are shardio's. Nothing is known of what the apply of others does."""
+    return all(is_of_shardio(type(part)) for part in transform.with_inner())
 
 
 def results_of(done: Sequence[Batch], has_views: bool) -> tuple[Images, torch.Tensor | None, Arrays | None]:
@@ -248,6 +254,7 @@ def results_of(done: Sequence[Batch], has_views: bool) -> tuple[Images, torch.Te
 class Container(Transform):
     """A transform that consists of other transforms: the base class of Compose, Views, RandomApply and others."""
 
+    records = on_any_device = True  # by itself, whatever is inside
     transforms: Iterable[Transform]
     instead_of_mixing: ClassVar[str] = ""
     """Why Mixup and CutMix cannot be inside, and what to do instead, for the error. Empty if they can be inside."""
@@ -278,11 +285,6 @@ class Container(Transform):
             raise ValueError(f"{type(self).__name__} needs one or more transforms; found none")
         if self.mask_fill is not None:
             check_mask_fill(self.mask_fill)
-
-
-def _is_known(transform: Transform) -> bool:
-    """Returns whether a transform and all inside are shardio's. Others may not expect an array as `Draws.view`."""
-    return is_of_shardio(type(transform)) and all(map(_is_known, transform._inner))
 
 
 def _draws(

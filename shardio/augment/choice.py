@@ -85,13 +85,6 @@ def _computed(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
     return replace(chosen, masks=Masks.chosen(masks, numbers)) if masks else chosen
 
 
-def _mixes_batches(transform: Transform) -> bool:
-    """Returns whether the transform has a Mixup or CutMix without `per_sample`, which draws once for a batch."""
-    if isinstance(transform, Container):
-        return any(map(_mixes_batches, transform.transforms))
-    return transform.mixes and not getattr(transform, "per_sample", False)
-
-
 @dataclass(frozen=True, repr=False)
 class RandomApply(Container):
     """Applies all of `transforms`, in order, to each image with probability `p`."""
@@ -131,7 +124,9 @@ class RandomChoice(Container):
         if self.mixes:
             check_no_masks(batch.masks.by_name if batch.masks else ())
         shares = np.cumsum([1.0] * len(self.transforms) if self.p is None else self.p)
-        is_one_choice = any(map(_mixes_batches, self.transforms))
+        # A Mixup or CutMix without `per_sample` draws once for a batch.
+        mixing = (part for part in self.with_inner() if part.mixes and not isinstance(part, Container))
+        is_one_choice = not all(getattr(part, "per_sample", False) for part in mixing)
         draws = batch.draws.of_the_batch() if is_one_choice else batch.draws
         found = np.searchsorted(shares, draws.uniform(purpose, 1)[0] * shares[-1], side="right")
         numbers = np.minimum(found, len(shares) - 1)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shardio.augment.arguments import check_type
-from shardio.augment.boxes import Boxes, MaskPlaces, nearest_places, outside_places
+from shardio.augment.boxes import Boxes, MaskPlaces, nearest_places
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Step, Steps
 from shardio.kernels.pixels import in_slices, run_steps
 
@@ -65,34 +65,28 @@ class Masks:
                 raise ValueError(f"masks[{name!r}] must be of shape {expected}; found {tuple(mask.shape)}")
         return cls((height, width), dict(masks), _fills(masks, 0 if mask_fill is None else mask_fill))
 
-    def moved(self, boxes: Boxes | None, flips: NDArray[np.bool_], size: tuple[int, int], steps: Steps) -> Masks:
-        """Returns the masks after a crop to `boxes`, a resize to `size`, a flip where `flips` is true, and `steps`.
-
-        If `boxes` is None, only `steps` are applied.
-        """
-        masks = self
-        if boxes is not None:
-            sizes = np.full((len(flips), 2), size)
-            masks = self.placed(boxes, flips, sizes, size, np.zeros_like(sizes), "constant")
+    def stepped(self, steps: Steps) -> Masks:
+        """Returns the masks after the steps that move pixels."""
         moving = tuple(step for step in map(_moving, steps) if not step.does_nothing)
-        if not moving:
-            return masks
-        return masks._changed(size, lambda mask, fill: _stepped(mask.clone() if masks is self else mask, moving, fill))
+        return self._changed(self.size, lambda mask, fill: _stepped(mask, moving, fill)) if moving else self
 
     def placed(
         self,
         boxes: Boxes,
         flips: NDArray[np.bool_],
         sizes: NDArray[np.int64],
-        size: tuple[int, int],
-        firsts: NDArray[np.int64],
-        mode: str,
+        shown: Sequence[NDArray[np.int64]],
     ) -> Masks:
-        """Returns the masks of the images that `Batch.placed` returns for the same arguments, in windows of `size`."""
-        down, across = (outside_places(firsts[:, i], sizes[:, i], size[i], mode) for i in range(2))
+        """Returns the masks after a crop to `boxes`, a resize to `sizes`, and a flip where `flips` is true.
+
+        `shown` are the row and the column of the resized mask for each row and column of the results, (B, side) each.
+        -1 is outside.
+        """
+        down, across = shown
         across = np.where(flips[:, None] & (across >= 0), sizes[:, 1:] - 1 - across, across)
         rows = nearest_places(boxes.tops, boxes.heights, sizes[:, 0], self.size[0], down)
         columns = nearest_places(boxes.lefts, boxes.widths, sizes[:, 1], self.size[1], across)
+        size = rows.shape[1], columns.shape[1]
         return self._changed(size, lambda mask, fill: taken(mask, rows, columns, fill))
 
     def _changed(self, size: tuple[int, int], change: Callable[[Tensor, Tensor], Tensor]) -> Masks:
@@ -136,8 +130,9 @@ def taken(mask: Tensor, rows: MaskPlaces, columns: MaskPlaces, fill: Tensor) -> 
 
 
 def _stepped(mask: Tensor, steps: Steps, fill: Tensor) -> Tensor:
-    """Returns a mask after steps, with `fill`, (1,), outside of the image. May change `mask` in place."""
-    picture = (mask if mask.ndim == 4 else mask[..., None]).contiguous().view(torch.uint8).numpy()
+    """Returns a mask after steps, with `fill`, (1,), outside of the image."""
+    whole = (mask if mask.ndim == 4 else mask[..., None]).clone(memory_format=torch.contiguous_format)
+    picture = whole.view(torch.uint8).numpy()
     levels = fill.view(torch.uint8).tolist() * (picture.shape[3] // fill.element_size())
     codes, values = np.stack([step.codes for step in steps]), np.stack([step.values for step in steps])
     for first in range(0, picture.shape[3], _CHANNELS):

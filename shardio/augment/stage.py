@@ -149,8 +149,8 @@ class Stage:
         else:
             self._place(self.canvas, planes, some, out)
         if self.steps:
-            codes, values = (np.stack([getattr(step, name)[some] for step in self.steps]) for name in _STEP)
-            run_steps(out, codes, values)
+            codes = np.stack([step.codes[some] for step in self.steps])
+            run_steps(out, codes, np.stack([step.values[some] for step in self.steps]))
 
     def resample(
         self, planes: Planes, some: Numbers, out: NDArray[Any], cast: Cast | None = None, lines: Numbers | None = None
@@ -198,15 +198,11 @@ class Stage:
 
     def move(self, masks: Masks) -> Masks:
         """Returns the masks of the results from the masks of the images, of a whole batch."""
-        flips = self._is_mirrored
-        if self.canvas is None:
-            return masks.moved(None if self._is_copy else self._region, flips, self.size, self.steps)
-        canvas = self.canvas
-        masks = masks.placed(self._region, flips, canvas.sizes, self.size, canvas.firsts, canvas.mode)
-        return masks.moved(None, flips, self.size, self.steps)
-
-
-_STEP = ("codes", "values")
+        if not self._is_copy:
+            sizes = np.full((self.count, 2), self.size)
+            canvas = self.canvas or Canvas(sizes, np.zeros_like(sizes))
+            masks = masks.placed(self._region, self._is_mirrored, canvas.sizes, canvas.outside(self.size))
+        return masks.stepped(self.steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,11 +302,9 @@ def joined(several: Sequence[Windows], whole_lines: int, size: tuple[int, int]) 
     If `whole_lines` is not 0, windows consist of whole lines of images of `size`, and begin and end at line numbers
     that are multiples of `whole_lines`, or at the image's end.
     """
-    tops, lefts = (np.min([getattr(each, name) for each in several], axis=0) for name in ("tops", "lefts"))
-    ends = np.max([each.tops + each.heights for each in several], axis=0)
-    rights = np.max([each.lefts + each.widths for each in several], axis=0)
+    sides = np.stack([each.sides for each in several])
+    firsts, ends = sides[:, :, :2].min(axis=0), (sides[:, :, :2] + sides[:, :, 2:]).max(axis=0)
     if whole_lines:
-        tops = tops // whole_lines * whole_lines
-        ends = np.minimum(-(-ends // whole_lines) * whole_lines, size[0])
-        lefts, rights = np.zeros_like(lefts), np.full_like(rights, size[1])
-    return Windows(tops, lefts, ends - tops, rights - lefts)
+        units = np.array([whole_lines, size[1]])
+        firsts, ends = firsts // units * units, np.minimum(-(-ends // units) * units, size)
+    return Windows(*firsts.T, *(ends - firsts).T)
