@@ -44,7 +44,7 @@ from shardio.augment.chain import Transform
 from shardio.augment.steps import Op
 
 COUNT = 40
-MANY = 300_000
+MANY = 60_000
 
 
 def pictures(count: int = COUNT, height: int = 16, width: int = 16) -> torch.Tensor:
@@ -66,7 +66,7 @@ def which(found: torch.Tensor, alternatives: Sequence[torch.Tensor]) -> NDArray[
 
 
 # One that notes all, one that has to compute between its parts, one whose boxes differ.
-CHAINS = [
+CHAINS: list[list[Transform]] = [
     [ColorJitter(0.4, 0.4), RandomRotation(30)],
     [RandomInvert(1.0), RandomResizedCrop(16), RandomSolarize(99, 1.0)],
     [RandomCrop(12), Resize((16, 16)), HorizontalFlip()],
@@ -98,25 +98,20 @@ def test_choices_of_crops_stay_one_pass() -> None:
     assert noted(chain, 100).images.shape == (100, 3, 16, 16)
 
 
-def test_each_picture_has_what_its_own_choice_gives() -> None:
-    images = pictures(80)
-    transforms = [Compose(chain) for chain in CHAINS]
+MIX = TrivialAugmentWide()
+LENGTHS: list[list[Transform]] = [
+    [MIX],
+    [RandomInvert(1.0), RandomSolarize(99, 1.0), RandomPosterize(3, 1.0), MIX],
+    [MIX, MIX],
+]
+
+
+@pytest.mark.parametrize("chains", [CHAINS, LENGTHS])
+def test_each_picture_has_what_its_own_choice_gives(chains: Sequence[list[Transform]]) -> None:
+    images, transforms = pictures(80), [Compose(chain) for chain in chains]
     found = changed(RandomChoice(transforms), images)
     numbers = which(found, [alone(t, images, f"RandomChoice/{number}") for number, t in enumerate(transforms)])
     assert set(numbers) == set(range(len(transforms)))
-
-
-def test_chains_of_several_lengths_do_not_disturb_each_other() -> None:
-    images = pictures()
-    mix = TrivialAugmentWide()
-    chains = [
-        mix,
-        Compose([RandomInvert(1.0), RandomSolarize(99, 1.0), RandomPosterize(3, 1.0), mix]),
-        Compose([mix, mix]),
-    ]
-    found = changed(RandomChoice(chains), images)
-    numbers = which(found, [alone(chain, images, f"RandomChoice/{number}") for number, chain in enumerate(chains)])
-    assert set(numbers) == {0, 1, 2}
 
 
 def test_each_picture_has_its_own_order() -> None:
@@ -163,9 +158,7 @@ def test_choices_have_their_probabilities(p: Sequence[float] | None) -> None:
 
 
 def test_orders_are_equally_probable() -> None:
-    steps = noted(
-        RandomOrder([RandomInvert(1.0), RandomSolarize(99, 1.0), VerticalFlip(1.0)]), 500_000, (1, 2, 2)
-    ).steps
+    steps = noted(RandomOrder([RandomInvert(1.0), RandomSolarize(99, 1.0), VerticalFlip(1.0)]), 60_000, (1, 2, 2)).steps
     numbers = np.stack([step.codes for step in steps]).astype(int)
     weights = numbers[0] * 32 + numbers[1]
     assert len(steps) == 3
@@ -187,7 +180,7 @@ def test_mixing_is_chosen_for_the_batch_by_its_first_sample() -> None:
     images, labels = pictures(6), torch.arange(6)
     transform = Compose([ToDtype(torch.float32), RandomChoice([Mixup(6, p=0.0), CutMix(6)], p=[1, 2])])
     kinds = []
-    for first in range(120):
+    for first in range(60):
         found, targets = transform(images, labels, indices=np.arange(first * 10, first * 10 + 6))
         assert isinstance(found, torch.Tensor)
         own = torch.nn.functional.one_hot(labels, 6).float()
@@ -195,7 +188,7 @@ def test_mixing_is_chosen_for_the_batch_by_its_first_sample() -> None:
         same, _ = transform(images[:1], labels[:1], indices=[first * 10])
         assert isinstance(same, torch.Tensor)
     # CutMix may draw a window without a pixel, but seldom.
-    assert 15 < sum(kinds) < 70
+    assert 5 < sum(kinds) < 40
 
 
 def test_choices_of_squashed_pictures() -> None:

@@ -16,7 +16,7 @@ from shardio.augment.batch import Batch
 from shardio.augment.geometry import affine, perspective
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling
 
-COUNT = 100_000
+COUNT = 30_000
 SHAPE = (1, 40, 60)
 
 
@@ -36,7 +36,7 @@ def numbers_of(batch: Batch) -> NDArray[np.float64]:
 
 
 def test_angles_of_rotation_are_uniform_and_counter_clockwise() -> None:
-    a, b, _, d, e, _ = numbers_of(noted(RandomRotation((-30, 75)), 300_000, SHAPE))
+    a, b, _, d, e, _ = numbers_of(noted(RandomRotation((-30, 75)), COUNT, SHAPE))
     assert_uniform(np.degrees(np.arctan2(d, a)), -30, 75)
     assert np.allclose(a, e)
     assert np.allclose(b, -d)
@@ -86,7 +86,7 @@ def test_angle_and_shears_of_an_affine_map_are_uniform() -> None:
 
 def test_corners_of_a_perspective_move_inwards_by_whole_pixels() -> None:
     height, width = SHAPE[1:]
-    (step,) = noted(RandomPerspective(0.6, p=0.7), 100_000, SHAPE).steps
+    (step,) = noted(RandomPerspective(0.6, p=0.7), COUNT, SHAPE).steps
     assert_share(step.codes == Op.PERSPECTIVE, 0.7)
     a, b, c, d, e, f, g, h = step.values[:, :8].T
     # Where each corner's pixel is seen is what the map reads at the corner: its inverse.

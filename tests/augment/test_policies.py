@@ -25,7 +25,7 @@ from shardio.augment import (
 from shardio.augment.policies import _LEARNED
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Step
 
-COUNT = 200_000
+COUNT = 50_000
 SHAPE = (1, 331, 662)  # 150 and 300 pixels are the most of a translation
 SPACE = ("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
          "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize")  # fmt: skip
@@ -102,7 +102,7 @@ def test_magnitudes_of_other_bins_are_torchvisions(magnitude: int, bins: int, ex
         assert np.allclose(np.abs(magnitudes[names == name]), value), name
 
 
-@pytest.mark.parametrize("bins", [4, 6, 10, 16, 31, 52, 256])
+@pytest.mark.parametrize("bins", [4, 6, 16, 31, 52])
 def test_thresholds_that_are_whole_gray_levels_are_exact(bins: int) -> None:
     for number in range(bins):
         if number * 255 % (bins - 1) == 0:
@@ -124,7 +124,7 @@ def test_randaugment_without_magnitude_moves_nothing() -> None:
 
 
 def test_trivialaugment_draws_each_manipulation_bin_and_sign_alike() -> None:
-    (step,) = noted(TrivialAugmentWide(), 300_000, SHAPE).steps
+    (step,) = noted(TrivialAugmentWide(), 100_000, SHAPE).steps
     names, magnitudes = told(step)
     for name, most in {"ShearX": 0.99, "ShearY": 0.99, "Rotate": 135.0, **dict.fromkeys(FACTORS, 0.99)}.items():
         bins = magnitudes[names == name] / most * 30
@@ -153,7 +153,7 @@ def test_trivialaugment_draws_each_manipulation_bin_and_sign_alike() -> None:
 def test_autoaugment_draws_pairs_alike_and_each_part_with_its_probability(policy: Any) -> None:
     pairs = [[part.split() for part in pair.split(",")] for pair in _LEARNED[policy].split(";")]
     assert len(pairs) == 25
-    steps = noted(AutoAugment(policy), 500_000, SHAPE).steps
+    steps = noted(AutoAugment(policy), 100_000, SHAPE).steps
     assert len(steps) == 2
     for place, step in enumerate(steps):
         names, magnitudes = told(step)

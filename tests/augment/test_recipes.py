@@ -55,7 +55,7 @@ def test_a_recipe_is_a_value(name: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("count", [5, 0])
 def test_a_recipe_makes_pictures_of_its_size(name: str, count: int) -> None:
-    side = 112
+    side = 64
     images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
     labels = torch.arange(count) % 10
     before = images.clone()
@@ -63,7 +63,7 @@ def test_a_recipe_makes_pictures_of_its_size(name: str, count: int) -> None:
     views, targets = transform(images, labels, seed=3)
     assert torch.equal(images, before)
     if isinstance(transform, Views):
-        sides = [side, side, *{"dino": [48] * 8, "dinov3": [49] * 8}.get(name, [])]
+        sides = [side, side, *{"dino": [27] * 8, "dinov3": [28] * 8}.get(name, [])]
         assert torch.equal(targets, labels)
     else:
         assert isinstance(views, torch.Tensor)

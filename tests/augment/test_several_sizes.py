@@ -113,7 +113,7 @@ def each(images: Any, number: int) -> list[torch.Tensor]:
 def test_pixels_and_masks_of_a_picture_do_not_depend_on_the_others(parts: list[Transform]) -> None:
     rng = np.random.default_rng(SEED)
     transform = Compose(parts)
-    for seed in range(8):
+    for seed in range(4):
         images = as_batch(random_pictures(rng, 6, *rng.integers(20, 30, 2).tolist()))
         sizes = rng.integers(18, 50, (6, 2)) if seed % 2 else None
         options: dict[str, Any] = {"seed": seed, "masks": {"m": images[:, 0].clone()}}

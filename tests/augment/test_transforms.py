@@ -30,7 +30,7 @@ from shardio.augment import (
 from shardio.augment.chain import Transform
 from shardio.augment.steps import Op
 
-MANY = 300_000
+MANY = 60_000
 
 
 def pictures(count: int, height: int, width: int) -> torch.Tensor:

@@ -42,7 +42,7 @@ def _draw_span(rng: np.random.Generator, start: int, side: int) -> tuple[float, 
 
 def test_all_forms_give_the_same_bytes() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(300):
+    for _ in range(100):
         count, channels, size = rng.integers(1, 4), int(rng.choice([1, 2, 3, 4])), rng.integers(1, 60, 2)
         given = draw_windows(rng, count, channels)
         given["axes"][:, :, 1] /= size
@@ -98,9 +98,9 @@ def room(shape, at_the_end):
         assert libc.mprotect(ctypes.c_void_p(edge), page, 0) == 0
     first = page + (pages * page - nbytes if at_the_end else 0)
     return np.frombuffer(memory, np.uint8)[first : first + nbytes].reshape(shape)
-shapes = [(1, 1), (1, 2), (2, 1), (3, 3), (5, 40), (40, 5), (37, 61), (1, 900), (900, 1)]
-sizes = [(1, 1), (2, 2), (7, 7), (5, 13), (32, 11)]
-resized = [(1, 1), (3, 2), (9, 9), (37, 61), (80, 20), (33, 90)]
+shapes = [(1, 1), (2, 1), (3, 3), (5, 40), (37, 61), (1, 900), (900, 1)]
+sizes = [(1, 1), (7, 7), (5, 13)]
+resized = [(1, 1), (9, 9), (37, 61), (80, 20)]
 ways = itertools.product((False, True), (False, True), (True, False), FORMS)
 for at_the_end, cubic, antialias, form in ways:
     for shape, size, new in itertools.product(shapes, sizes, resized):

@@ -71,31 +71,16 @@ def test_windows_of_every_small_size_and_place_are_copied(form: str) -> None:
         assert untouched()
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
-@pytest.mark.parametrize("window", [(224, 224), (256, 200), (17, 256), (256, 256), (1, 1), (100, 129)])
-def test_large_windows_are_copied(window: tuple[int, int], channels: int, form: str) -> None:
-    rng = np.random.default_rng(channels)
-    images = rng.integers(0, 256, (6, 256, 256, channels), dtype=np.uint8)
-    h, w = window
-    count = min(300, max(6, 2 * STREAMED // (h * w * channels)))
-    numbers = rng.integers(0, 6, count)
-    tops, lefts = rng.integers(0, 256 - h + 1, count), rng.integers(0, 256 - w + 1, count)
-    out, untouched = fenced((count, h, w, channels), 5)
-    copy_windows(images, numbers, Windows.of_one_size(h, w, tops, lefts), out, form)
-    expected = [images[i, y : y + h, x : x + w] for i, y, x in zip(numbers, tops, lefts, strict=True)]
-    assert np.array_equal(out, np.stack(expected))
-    assert untouched()
-
-
 def test_windows_of_several_sizes_are_copied_one_after_the_other(form: str) -> None:
     rng = np.random.default_rng(2)
-    for shape, count in (((5, 7, 3), 50), ((256, 300, 3), 40), ((256, 300, 1), 300)):
+    for shape, count in (((5, 7, 3), 50), ((256, 300, 4), 80), ((256, 300, 3), 100), ((256, 300, 1), 300)):
         images = rng.integers(0, 256, (6, *shape), dtype=np.uint8)
         heights, widths = (rng.integers(1, side + 1, count) for side in shape[:2])
         heights[:2], widths[1:3] = shape[0], shape[1]
         tops, lefts = rng.integers(0, shape[0] - heights + 1), rng.integers(0, shape[1] - widths + 1)
         windows, numbers = Windows(tops, lefts, heights, widths), rng.integers(0, 6, count)
         out, untouched = fenced((int(windows.num_pixels.sum()) * shape[2],), 3)
+        assert (out.nbytes >= STREAMED) == (count > 50)
         assert copy_windows(images, numbers, windows, out, form) == count
         expected = [images[number][windows.part(i)].reshape(-1) for i, number in enumerate(numbers)]
         assert np.array_equal(out, np.concatenate(expected))

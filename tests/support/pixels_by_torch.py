@@ -12,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardio.augment.resample import to_device
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Steps
 
-# Coordinates are whole numbers of this part of a pixel, so that all devices choose the same pixels.
+# Coordinates are whole numbers of this part of a pixel, so that everyone chooses the same pixels.
 _BITS = 32
 _ONE = 1 << _BITS
 # Beyond every image, and far from the limits of int64.
@@ -36,14 +35,14 @@ def run_steps_by_torch(images: Tensor, steps: Steps) -> Tensor:
     for step in steps:
         for code in np.unique(step.codes[step.codes != Op.NOTHING]):
             chosen = np.flatnonzero(step.codes == code)
-            index = to_device(torch.from_numpy(chosen), images.device)
+            index = torch.from_numpy(chosen)
             images[index] = _OPERATIONS[Op(int(code))](images[index], step.values[chosen])
     return images
 
 
-def _numbers(values: NDArray[np.float64], device: torch.device) -> Tensor:
+def _numbers(values: NDArray[np.float64]) -> Tensor:
     """Returns the values, (n,), as a float32 tensor (n, 1, 1, 1)."""
-    return to_device(torch.from_numpy(values.astype(np.float32)), device)[:, None, None, None]
+    return torch.from_numpy(values.astype(np.float32))[:, None, None, None]
 
 
 def _to_bytes(x: Tensor) -> Tensor:
@@ -62,7 +61,7 @@ def _gray(x: Tensor) -> Tensor:
 
 def _blended(x: Tensor, other: Tensor, values: NDArray[np.float64]) -> Tensor:
     """Returns x * factor + other * (1 - factor) as uint8. The factors are the first column of `values`."""
-    factor, rest = _numbers(values[:, 0], x.device), _numbers(1.0 - values[:, 0], x.device)
+    factor, rest = _numbers(values[:, 0]), _numbers(1.0 - values[:, 0])
     return _to_bytes(x.float() * factor + other * rest)
 
 
@@ -90,7 +89,7 @@ def _hue(x: Tensor, values: NDArray[np.float64]) -> Tensor:
         (green - blue) / divisor,
         torch.where(most == green, 2.0 + (blue - red) / divisor, 4.0 + (red - green) / divisor),
     )
-    hue = torch.remainder(sixths / 6.0 + _numbers(values[:, 0], x.device)[:, 0], 1.0)
+    hue = torch.remainder(sixths / 6.0 + _numbers(values[:, 0])[:, 0], 1.0)
     # A channel falls from the most to the least, and rises again, along a third of the circle each.
     channels = []
     for phase in (5.0, 3.0, 1.0):
@@ -110,7 +109,7 @@ def _sharpness(x: Tensor, values: NDArray[np.float64]) -> Tensor:
             sums.add_(x[:, :, down : height - 2 + down, right : width - 2 + right].float(), alpha=weight / 13.0)
     result = x.clone()
     inner = x[:, :, 1:-1, 1:-1].float()
-    result[:, :, 1:-1, 1:-1] = _to_bytes(inner + (sums.round_() - inner) * _numbers(1.0 - values[:, 0], x.device))
+    result[:, :, 1:-1, 1:-1] = _to_bytes(inner + (sums.round_() - inner) * _numbers(1.0 - values[:, 0]))
     return result
 
 
@@ -128,14 +127,14 @@ def _autocontrast(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 def _equalize(x: Tensor, values: NDArray[np.float64]) -> Tensor:
     flat = x.flatten(2).long()
-    counts = torch.zeros((*flat.shape[:2], 256), dtype=torch.int64, device=x.device)
+    counts = torch.zeros((*flat.shape[:2], 256), dtype=torch.int64)
     counts.scatter_add_(2, flat, torch.ones_like(flat))
     below = counts.cumsum(2)
     brightest = counts.gather(2, flat.amax(dim=2, keepdim=True))
     step = torch.div(flat.shape[2] - brightest, 255, rounding_mode="floor")
     # Pillow's table: half a step more than the pixels below, divided by the step.
     levels = torch.div(below - counts + step // 2, step.clamp(min=1), rounding_mode="floor").clamp_(0, 255)
-    same = torch.arange(256, device=x.device).expand_as(levels)
+    same = torch.arange(256).expand_as(levels)
     return _looked_up(x, torch.where(step == 0, same, levels).to(torch.uint8))
 
 
@@ -160,10 +159,10 @@ def _blur(x: Tensor, values: NDArray[np.float64]) -> Tensor:
             same, edge = sizes == one, (size - int(one)) // 2
             weights[same, edge : edge + int(one)] = gaussian(sigmas[same], int(one))
         reach = size // 2
-        places = torch.arange(-reach, x.shape[axis] + reach, device=x.device).abs()
+        places = torch.arange(-reach, x.shape[axis] + reach).abs()
         places = torch.where(places >= x.shape[axis], 2 * x.shape[axis] - 2 - places, places)
         padded = result.index_select(axis, places)
-        taps = to_device(torch.from_numpy(weights), x.device)
+        taps = torch.from_numpy(weights)
         result = torch.zeros_like(result)
         for tap in range(size):
             part = padded.narrow(axis, tap, x.shape[axis])
@@ -191,10 +190,10 @@ def _affine(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
     Pixel (x, y) of the result is read at (a (x + 1/2) + b (y + 1/2) + c, d (x + 1/2) + e (y + 1/2) + f).
     """
-    fixed = to_device(torch.from_numpy(fixed_affine(values, *x.shape[2:])), x.device)
+    fixed = torch.from_numpy(fixed_affine(values, *x.shape[2:]))
     height, width = x.shape[2:]
-    across = torch.arange(width, device=x.device)
-    down = torch.arange(height, device=x.device)[:, None]
+    across = torch.arange(width)
+    down = torch.arange(height)[:, None]
     a, b, c = fixed[:, :, :, None, None].unbind(2)
     places = a * across + b * down + c  # (n, 2, H, W)
     return _sampled(x, places[:, 0], places[:, 1], values)
@@ -205,11 +204,10 @@ def _perspective(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
     Pixel (x, y) of the result is read at the position that `_affine` reads, divided by g (x + 1/2) + h (y + 1/2) + 1.
     """
-    exact = torch.float32 if x.device.type == "mps" else torch.float64
-    numbers = to_device(torch.from_numpy(values[:, :8].copy()).to(exact), x.device)[:, :, None, None].unbind(1)
+    numbers = torch.from_numpy(values[:, :8].copy())[:, :, None, None].unbind(1)
     a, b, c, d, e, f, g, h = numbers
-    across = torch.arange(x.shape[3], device=x.device).to(exact) + 0.5
-    down = (torch.arange(x.shape[2], device=x.device).to(exact) + 0.5)[:, None]
+    across = torch.arange(x.shape[3]).double() + 0.5
+    down = (torch.arange(x.shape[2]).double() + 0.5)[:, None]
     depth = g * across + h * down + 1.0
     columns, rows = (
         torch.nan_to_num(place / depth, nan=_FAR).clamp_(-_FAR, _FAR).mul_(_ONE).round_().long()
@@ -224,8 +222,8 @@ def _sampled(x: Tensor, columns: Tensor, rows: Tensor, values: NDArray[np.float6
     kinds = values[:, SAMPLING_AT]
     for kind in np.unique(kinds):
         chosen = np.flatnonzero(kinds == kind)
-        index = to_device(torch.from_numpy(chosen), x.device)
-        fill = to_device(torch.from_numpy(values[chosen, FILL_AT : FILL_AT + x.shape[1]].astype(np.float32)), x.device)
+        index = torch.from_numpy(chosen)
+        fill = torch.from_numpy(values[chosen, FILL_AT : FILL_AT + x.shape[1]].astype(np.float32))
         sample = _SAMPLINGS[Sampling(int(kind))]
         result[index] = sample(x[index], columns[index], rows[index], fill[:, :, None, None])
     return result
@@ -315,7 +313,6 @@ _TABLES: dict[Op, _Table] = {
     Op.SOLARIZE_ADD: lambda levels, values: np.where(levels < values[:, 1:2], levels + np.trunc(values[:, :1]), levels),
     Op.INVERT: lambda levels, values: np.broadcast_to(255 - levels, (len(values), 256)),
 }
-TABLES = frozenset(_TABLES)
 
 
 def levels_by(op: Op, values: NDArray[np.float64], channels: int) -> NDArray[np.uint8]:
@@ -325,7 +322,7 @@ def levels_by(op: Op, values: NDArray[np.float64], channels: int) -> NDArray[np.
 
 
 def _by_table(op: Op) -> _Operation:
-    return lambda x, values: _looked_up(x, to_device(torch.from_numpy(levels_by(op, values, x.shape[1])), x.device))
+    return lambda x, values: _looked_up(x, torch.from_numpy(levels_by(op, values, x.shape[1])))
 
 
 def _erase(x: Tensor, values: NDArray[np.float64]) -> Tensor:
@@ -338,7 +335,7 @@ def _erase(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 
 _OPERATIONS: dict[Op, _Operation] = {
-    **{op: _by_table(op) for op in TABLES},
+    **{op: _by_table(op) for op in _TABLES},
     Op.CONTRAST: _contrast,
     Op.SATURATION: _saturation,
     Op.HUE: _hue,
