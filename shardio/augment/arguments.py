@@ -127,16 +127,14 @@ def _checks_of(kind: type) -> list[tuple[str, Callable[[str, Any], object], bool
     checks: list[tuple[str, Callable[[str, Any], object], bool]] = []
     for name, hint in get_type_hints(base, include_extras=True).items():
         parts = get_args(hint)
-        checks += [(name, check, NoneType in parts) for part in (hint, *parts) for check in _metadata_of(part)]
+        checks += [
+            (name, check, NoneType in parts) for part in (hint, *parts) for check in getattr(part, "__metadata__", ())
+        ]
         if hint in (bool, bool | None):
             checks.append((name, partial(_check_flag, hint=hint), False))
         elif get_origin(hint) is Literal:
             checks.append((name, partial(check_choice, choices=hint), False))
     return checks
-
-
-def _metadata_of(hint: object) -> Sequence[Callable[[str, Any], object]]:
-    return getattr(hint, "__metadata__", ())
 
 
 def _check_flag(name: str, value: object, hint: Any) -> None:

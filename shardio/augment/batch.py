@@ -162,7 +162,8 @@ class Batch:
         `masks` are the masks of the new images, by default the masks of this batch after its changes. Raises ValueError
         if the masks and the new images differ in size.
         """
-        masks = masks or self._moved_masks()
+        if masks is None and self.masks is not None:
+            masks = self.masks if self.is_whole else self._stage().move(self.masks)
         if masks is not None and masks.size != (size := tuple(images.shape[2:])):
             raise ValueError(f"masks must have the (height, width) of the images, {size}; found {masks.size}")
         return Batch(images, self.draws, sizes_of(images), self.labels, masks)
@@ -219,9 +220,7 @@ class Batch:
         # Images without a border are cropped as by `cropped`: otherwise rounding would depend on the batch.
         inside: NDArray[np.bool_] = np.all((firsts >= 0) & (firsts + size <= sizes), axis=1)
         lefts = np.where(flips, sizes[:, 1] - firsts[:, 1] - size[1], firsts[:, 1])
-        part = Boxes(
-            *np.stack([firsts[:, 0], lefts]).astype(float), *(np.full(len(self), float(side)) for side in size)
-        )
+        part = Boxes.of_one_size(*size, firsts[:, 0].astype(float), lefts.astype(float))
         boxes = Boxes.picked([boxes, part.inside_of(boxes, sizes)], inside.astype(np.int64))
         sizes, firsts = np.where(inside[:, None], size, sizes), np.where(inside[:, None], 0, firsts)
         within = self.within if self.filter else None
@@ -251,14 +250,6 @@ class Batch:
     def is_whole(self) -> bool:
         """True if no crop, resize, flip or operation is recorded."""
         return self.boxes is None and self.flips is None and not self.steps
-
-    @property
-    def is_plain(self) -> bool:
-        """True if the batch has no masks, and no recorded crop, resize, flip or operation."""
-        return self.masks is None and self.is_whole
-
-    def _moved_masks(self) -> Masks | None:
-        return self.masks if self.masks is None or self.is_whole else self._stage().move(self.masks)
 
     @property
     def size(self) -> tuple[int, int]:

@@ -35,9 +35,8 @@ class Looks:
     samples: NDArray[np.int64]
     passes: NDArray[np.int64] | None
 
-
-def _of_some(values: NDArray[np.int64] | None, some: slice | NDArray[np.int64]) -> NDArray[np.int64] | None:
-    return None if values is None else values[some]
+    def __getitem__(self, some: slice | NDArray[np.int64]) -> Looks:
+        return Looks(self.samples[some], None if self.passes is None else self.passes[some])
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,7 @@ class Draws:
 
     def __getitem__(self, some: slice | NDArray[np.int64]) -> Draws:
         """Returns the random numbers of some of the samples. `view` must be a number."""
-        looks = None if self.looks is None else Looks(self.looks.samples[some], _of_some(self.looks.passes, some))
-        return replace(self, counters=self.counters[some], looks=looks)
+        return replace(self, counters=self.counters[some], looks=self.looks and self.looks[some])
 
     def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
         """Returns `count` random numbers from [0, 1) for each sample, float64 (count, B).

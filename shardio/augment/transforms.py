@@ -195,8 +195,7 @@ def _cropped(
             f"a crop of (height, width) = {size} does not fit into an image of {(height, width)}: choose a smaller "
             "crop, or resize first"
         )
-    sides = (np.full(len(batch), float(side)) for side in size)
-    return batch.cropped(Boxes(*starts, *sides))
+    return batch.cropped(Boxes.of_one_size(*size, *starts))
 
 
 @dataclass(frozen=True, repr=False)
