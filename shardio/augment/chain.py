@@ -374,7 +374,7 @@ class Compose(Container):
 
 
 def _at_once(transform: Transform, batch: Batch, views: range, purpose: str) -> list[Batch]:
-    """Returns a batch per view: `batch`, without masks and recorded changes, after `transform`, as one large batch."""
+    """Returns a batch per view: `batch`, which must be plain, after `transform`. Computes all views as one batch."""
     count, several = len(batch), len(views)
     draws = replace(batch.draws[np.tile(np.arange(count), several)], view=np.repeat(views, count))
     together = replace(batch, draws=draws, sizes=np.tile(batch.sizes, (several, 1)), labels=None)
@@ -407,14 +407,14 @@ class Views(Container):
         # A crop alone stays recorded: each view may resize the stored image.
         if batch.filter or batch.steps or batch.is_cast:
             batch = batch.made()
-        draws, together = batch.draws, batch.masks is None and batch.is_whole
+        draws = batch.draws
         if purpose != "Views":  # other Views with this purpose have other numbers of views
             purpose = f"{purpose} {draws.view}"
         made: list[Batch] = []
         first = draws.view * len(self.transforms)
         for transform, equal in groupby(self.transforms):
             views = range(first, first := first + len([*equal]))
-            if len(views) > 1 and together and not transform.has_views and _is_known(transform):
+            if len(views) > 1 and batch.is_plain and not transform.has_views and _is_known(transform):
                 made += _at_once(transform, batch, views, purpose)
                 continue
             for view in views:
