@@ -75,6 +75,7 @@ MORE: list[Transform] = [
     Compose([Resize(30), RandomResizedCrop(24)]),
     Compose([RandomResizedCrop(24), ColorJitter(0.1), CenterCrop(20)]),
     Compose([RandomResizedCrop(24), RandomApply([CenterCrop(24)])]),
+    Compose([RandomCrop(24), RandomApply([PerSample(flipped)]), CutMix(5)]),
     Compose([ColorJitter(0.1), RandomResizedCrop(24)]),
     Compose([CenterCrop(24), Views([Resize(9), Resize(8)])]),
     Compose([CenterCrop(22), PerSample(flipped), RandomResizedCrop(20), Normalize(), CutMix(5)]),
@@ -213,6 +214,7 @@ def test_only_what_takes_images_on_any_device_is_left_for_a_gpu() -> None:
         ([RandomCrop(8), erase, Normalize()], [], [Normalize()]),
         ([flip, erase, Normalize()], [flip, erase], [Normalize()]),
         ([flip, RandomCrop(8)], [flip, RandomCrop(8)], []),
+        ([RandomCrop(8), Normalize(), RandomApply([flip])], [Normalize(), RandomApply([flip])], []),
     ):
         before, after = Program.of(Compose(parts), Draws(0, 0, np.arange(3)), (20, 20, 3), casts=False).split()
         assert [part for part, _ in before.views[0].rest] == host
