@@ -226,12 +226,12 @@ def _must_wait(transform: Transform, batch: Batch) -> bool:
 
 def is_recorded(transform: Transform) -> bool:
     """Returns whether all that a transform does is recorded, except for casts."""
-    return _is_known(transform) and all(part.records for part in transform.with_inner())
+    return all(part.records and is_of_shardio(type(part)) for part in transform.with_inner())
 
 
 def runs_anywhere(transform: Transform) -> bool:
     """Returns whether a transform takes images on any device."""
-    return _is_known(transform) and all(part.on_any_device for part in transform.with_inner())
+    return all(part.on_any_device and is_of_shardio(type(part)) for part in transform.with_inner())
 
 
 def _is_known(transform: Transform) -> bool:
