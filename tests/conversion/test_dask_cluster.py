@@ -152,9 +152,10 @@ def test_ctrl_c_stops_the_cluster_too_and_the_same_command_goes_on(
     conversion.send_signal(signal.SIGINT)
     _, stderr = conversion.communicate(timeout=PATIENCE_SECONDS)
     assert conversion.returncode == 130, stderr
-    said = [line for line in stderr.splitlines() if line]
-    assert len(said) == 1, stderr
-    assert said[0].endswith(f" images are kept in {out}; run the same command again to resume")
+    # Dask's own log has a traceback where the interrupt comes between two of its statements.
+    dask, _, said = stderr.rpartition("shardio: ")
+    assert not dask or "tornado.application - ERROR" in dask.splitlines()[0], stderr
+    assert said.endswith(f" images are kept in {out}; run the same command again to resume\n")
     # A worker that had just published a shard still has its record to write.
     wait_until(
         lambda: (
