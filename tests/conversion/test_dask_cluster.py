@@ -154,7 +154,7 @@ def test_ctrl_c_stops_the_cluster_too_and_the_same_command_goes_on(
     assert conversion.returncode == 130, stderr
     # Dask's own log has a traceback where the interrupt comes between two of its statements.
     dask, _, said = stderr.rpartition("shardio: ")
-    assert not dask or "tornado.application - ERROR" in dask.splitlines()[0], stderr
+    assert not dask.strip() or "tornado.application - ERROR" in dask.strip().splitlines()[0], stderr
     assert said.endswith(f" images are kept in {out}; run the same command again to resume\n")
     # A worker that had just published a shard still has its record to write.
     wait_until(
