@@ -81,7 +81,8 @@ def serve(path: Path, io: str, batch_size: int, num_threads: int) -> None:
         if command == "memory":
             now = memory(path)
             answer = {name: now[name] - before[name] for name in ("private", "page_tables")}
-            answer |= {"pss": now["pss"], "set": now["set"], "ring": loader.stats()["slots"] * batch_size * nbytes}
+            slot = loader._pipeline._most_per_slot * batch_size * nbytes  # small batches share one
+            answer |= {"pss": now["pss"], "set": now["set"], "ring": loader.stats()["slots"] * slot}
         elif command == "read":
             start, images = time.perf_counter(), 0
             while (elapsed := time.perf_counter() - start) < float(seconds):

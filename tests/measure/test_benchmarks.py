@@ -161,14 +161,14 @@ def run(script: str, *arguments: object) -> str:
 
 
 def test_processes_share_the_pages_of_a_set_and_have_little_of_their_own(make_set: Callable[..., Path]) -> None:
-    path = make_set(60, (240, 240, 3), 20)  # so large that each batch has a slot of its own
+    path = make_set(60, (160, 160, 3), 20)
     words = ("--processes", "2", "--batch-size", "30", "--rounds", "1", "--seconds", "0.02", "--json")
     found: dict[str, Any] = json.loads(run("share.py", path, *words))
     assert [result["processes"] for result in found["results"]] == [1, 2]
     mapped = found["split_nbytes"]
     for result in found["results"]:
         assert mapped <= result["set"] <= 1.1 * mapped  # and the index
-        assert result["ring"] >= result["processes"] * 2 * 30 * 240 * 240 * 3
+        assert result["ring"] >= result["processes"] * 2 * 30 * 160 * 160 * 3
         assert result["private"] < found["most_private"] == 30_000_000
         assert result["pss"] > result["set"] + result["ring"]
         assert min(result["read_rates"] + result["memcpy_rates"]) > 0
