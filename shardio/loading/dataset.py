@@ -116,12 +116,12 @@ class LoaderDataset(ShardDataset):
 
     transform = target_transform = None
 
-    def __init__(self, shards: AnySet, indices: NDArray[np.int64] | None) -> None:
+    def __init__(self, shards: AnySet, indices: NDArray[np.int64] | None, arrays: tuple[str, ...]) -> None:
         self.path = str(shards.path)
         self.split = shards.split
         self.shards = shards
         self.as_pil = False
-        self.arrays = find_parts(shards).array_names
+        self.arrays = () if shards.has_pixels else arrays
         self._indices = indices
 
     def __setattr__(self, name: str, value: object) -> None:

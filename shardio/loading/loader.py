@@ -217,7 +217,7 @@ class ShardLoader:
     @cached_property
     def dataset(self) -> LoaderDataset:
         """The dataset that an epoch draws its samples from. Frameworks expect it of a DataLoader."""
-        return LoaderDataset(self.shards, self._position.indices)
+        return LoaderDataset(self.shards, self._position.indices, self._pipeline.parts.array_names)
 
     @property
     def sampler(self) -> RankSampler:

@@ -175,19 +175,19 @@ def find_parts(
     split does not have, or that the sets of a mixture have in different types.
     """
     if isinstance(layout, MixedSet):
-        first, *others = [(one, find_parts(one, arrays, images)) for one in layout.sets]
-        for one, parts in others:
-            if (theirs := parts.described) != (mine := first[1].described):
+        found = [(one.path, find_parts(one, arrays, images)) for one in layout.sets]
+        for path, parts in found:
+            if SOURCE in parts.arrays:
                 raise ValueError(
-                    f"{one.path}: expected arrays {mine}, as {first[0].path} has, found {theirs}: choose arrays= "
-                    "that all sets have with the same types"
+                    f"{path}: the array {SOURCE!r} cannot be in batches of a mixture, which have the number of each "
+                    "sample's set under this name: choose arrays= without it"
                 )
-        if SOURCE in first[1].arrays:
-            raise ValueError(
-                f"{first[0].path}: the array {SOURCE!r} cannot be in batches of a mixture, which have the set of each "
-                "sample under this name: leave the array out"
-            )
-        return replace(first[1], source=True)
+            if (theirs := parts.described) != (mine := found[0][1].described):
+                raise ValueError(
+                    f"{path}: expected arrays {mine}, as {found[0][0]} has, found {theirs}: choose arrays= that all "
+                    "sets have with the same types"
+                )
+        return replace(found[0][1], source=True)
     where = f"{layout.path}, {layout.split}"
     known = [name for name in layout.content.arrays if name != LABELS_NAME]
     for number, name in enumerate(arrays):

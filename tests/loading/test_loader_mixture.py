@@ -274,8 +274,18 @@ def test_sets_of_arrays_alone_and_without_labels_are_mixed(tmp_path: Path) -> No
         assert loader.dataset[8][0]["latent"].tolist() == [101.0] * 3
 
 
-def test_an_array_that_is_called_as_the_source_of_a_sample_is_refused(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "out", SHAPE, arrays={"source": ("array", "int64", ())}) as writer:
-        writer.append(np.zeros(SHAPE, np.uint8), 0, source=1)
-    with pytest.raises(ValueError, match="'source'"):
-        ShardLoader([Part(str(tmp_path / "out"), 1)], 1, epoch_batches=1, device="cpu", arrays=["source"])
+@pytest.mark.parametrize("first", ["with", "without"])
+def test_an_array_with_the_name_of_the_sets_number_is_refused_if_any_set_has_it(first: str, tmp_path: Path) -> None:
+    arrays = {"latent": ("array", "float32", (3,)), "source": ("array", "int64", ())}
+    for folder, names in (("with", ["latent", "source"]), ("without", ["latent"])):
+        with ShardWriter(tmp_path / folder, None, arrays={name: arrays[name] for name in names}) as writer:
+            writer.append(None, 0, **{name: np.zeros(arrays[name][2], arrays[name][1]) for name in names})
+    parts = {str(tmp_path / folder): 1 for folder in sorted(("with", "without"), key=first.__ne__)}
+    options: dict[str, Any] = {"epoch_batches": 1, "device": "cpu"}
+    for one, arrays in ((parts, []), ({str(tmp_path / "with"): 1}, []), ({str(tmp_path / "with"): 1}, ["source"])):
+        with pytest.raises(ValueError, match=f"{tmp_path}/with: the array 'source'"):
+            ShardLoader(one, 2, arrays=arrays, **options)
+    with ShardLoader(parts, 2, arrays=["latent"], **options) as loader:
+        ((_, more),) = loader
+        assert sorted(more["source"].tolist()) == [0, 1]
+        assert list(loader.dataset[1][1]) == ["latent"]
