@@ -107,9 +107,11 @@ def stage(
 def take_lease(storage: Storage, cache: Cache, digest: str | None = None) -> tuple[Lease, Manifest]:
     """Returns a lease on the copy of the set in `storage`, and the set's manifest. The copy need not exist yet.
 
-    The storage is not read if `digest` has all 64 digits and the copy is complete. Raises the errors of
+    The storage is not read if the copy named by `digest`, or by its first digits, is complete. Raises the errors of
     `load_manifest` and `Cache.lease`.
     """
+    if digest is not None and len(digest) >= 12 and len(found := cache.digests(digest)) == 1:
+        digest = found[0]
     if digest is None or not is_digest(digest):
         manifest = storage.load_manifest(digest)
         return cache.lease(manifest.digest), manifest

@@ -33,7 +33,7 @@ from shardio.format.entries import ArrayShard, Crc32Entry, FileEntry
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
-from shardio.sets.names import hinting_at_order
+from shardio.sets.names import hinting_at_order, local_folder
 from shardio.sets.rows import crc32s_of, index_content
 from shardio.sets.verify import verify
 from shardio.system.files import sweep_temporaries, write_atomic
@@ -71,7 +71,7 @@ def repair(
     with the same bytes: such files are left as they are, and other files are repaired. Raises FormatError if the
     manifest is damaged, and SetNotFoundError if there is no manifest.
     """
-    folder = Path(os.path.abspath(path))
+    folder = Path(os.path.abspath(local_folder(path)))
     if not isinstance(src, (str, os.PathLike)):
         raise TypeError(
             f"expected the path of the images, found {type(src).__name__}. The set of a Python dataset cannot be "

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardio.errors import ConvertError, FormatError, SetNotFoundError, did_you_mean, show
+from shardio.errors import ConvertError, FormatError, SetNotFoundError, did_you_mean, first_of, show
 from shardio.format.layout import MANIFEST_NAME, MAX_MANIFEST_NBYTES, WORK_FOLDER
 from shardio.format.manifest import Manifest, parse_manifest
 from shardio.system.files import write_atomic
@@ -94,12 +94,18 @@ def check_split(place: object, manifest: Manifest, split: str) -> None:
 
 
 def _what_is_there(folder: Path) -> str:
+    if not folder.is_dir() and (folder.parent / MANIFEST_NAME).exists():
+        split = "" if folder.exists() else f", and its split {folder.name!r}"
+        return f"{folder.parent} is a set: did you mean this folder{split}?"
     if not folder.exists():
         return f"the folder {folder} does not exist"
     if not folder.is_dir():
         return f"{folder} is not a folder"
     if (folder / WORK_FOLDER).exists():
         return "a conversion into this folder was not finished; the same `shardio convert` command resumes it"
+    if below := sorted(path.parent for path in folder.glob(f"[!.]*/{MANIFEST_NAME}")):
+        found = first_of(below, 3, lambda path: f"{path.name}/")
+        return f"this folder holds no shard set; found {found} here: did you mean {first_of(below, 3)}?"
     return "this folder holds no shard set; `shardio convert SRC OUT` makes one"
 
 

@@ -43,7 +43,7 @@ class ShardLoader:
 
     Arguments, and when to set them:
 
-    path: the set: a folder, or a URL if there is a `cache`. A dict from path to share, a list
+    path: the set: a folder, or a URL if there is a `cache`. `~` is expanded. A dict from path to share, a list
         of `Part`, or a `Mixture` mixes sets.
     batch_size: samples per batch and rank.
     split: the split to read, such as "val".

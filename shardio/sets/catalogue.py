@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.layout import WORK_FOLDER, SampleShape
-from shardio.sets.names import is_url, join_place, shown
+from shardio.sets.names import is_url, join_place, resolve, shown
 from shardio.sets.new_folder import LeftOver, find_left_overs
 from shardio.sets.storage import open_storage
 from shardio.system.threads import ThreadPool
@@ -62,6 +62,7 @@ def list_sets(roots: Sequence[str]) -> list[RootContent]:
 
     If a root cannot be read, its result has no sets, and the reason as its `problem`.
     """
+    roots = [resolve(root) for root in roots]
     found = _map(_look_into, roots)
     silent: set[str] = set()
     children = [(root, name) for root, (names, _, _) in zip(roots, found, strict=True) for name in names]

@@ -62,9 +62,14 @@ def join_place(place: str, name: str) -> str:
     return f"{place.rstrip('/')}/{name}"
 
 
+def resolve(place: str | os.PathLike[str]) -> str:
+    """Returns the path or URL of a set without a leading file://, and with a leading ~ expanded."""
+    return os.path.expanduser(os.fspath(place).removeprefix("file://"))
+
+
 def local_folder(place: str | os.PathLike[str]) -> str:
-    """Returns `place` as a folder, unchecked. Raises SetNotFoundError if it is a URL."""
-    place = os.fspath(place)
+    """Returns `place` as a folder, unchecked, after `resolve`. Raises SetNotFoundError if it is a URL."""
+    place = resolve(place)
     if is_url(place):
         raise SetNotFoundError(
             f"{without_credentials(place)}: expected a folder, found a URL: copy the set to this machine, such as by "
@@ -77,13 +82,15 @@ def local_folder(place: str | os.PathLike[str]) -> str:
 
 
 def check_local(path: str | os.PathLike[str], error: type[ShardioError], way_out: str) -> None:
-    """Raises `error`, whose message ends with `way_out`, if `path` is a URL.
+    """Raises `error` if `path` is a URL, with a message that ends with `way_out`, or if it begins with ~.
 
-    Without this check, a URL would be used as the path of a local folder.
+    Without this check, either would be used as the path of a folder here.
     """
     text = os.fspath(path)
     if (match := _URL_OR_PATH.match(text)) and not os.path.lexists(match[1]):
         raise error(f"{match[1]}//...: expected a path on this machine, found a URL: {way_out}")
+    if os.path.expanduser(text) != text:
+        raise error(f"{text}: expected a path without ~: use os.path.expanduser(), or ./{text} for a folder named ~")
 
 
 def check_apart(src: Path, out: Path) -> None:

@@ -16,7 +16,7 @@ from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.format.layout import MANIFEST_NAME, is_safe_name
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, load_manifest
-from shardio.sets.names import check_local, hinting_at_order
+from shardio.sets.names import check_local, hinting_at_order, local_folder
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, temporary_folder
 from shardio.sets.storage import FileCopier, FolderStorage
 from shardio.sets.verify import verify
@@ -59,7 +59,7 @@ def publish(
     whole set, or a temporary folder, which the next publisher into the root removes.
     """
     check_local(target, ConvertError, "publish into a folder, or copy the set there (docs/cluster.md)")
-    source, target = Path(os.path.realpath(out)), Path(target)
+    source, target = Path(os.path.realpath(local_folder(out))), Path(target)
     sweep_beside(target)  # also if a killed call has moved the set already
     with hinting_at_order(target, "OUT, the set, comes first, and ROOT/NAME, where it shall go, second"):
         manifest = load_manifest(source)

@@ -18,7 +18,7 @@ from shardio.format.entries import FileEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import check_not_cut, open_sized, wrong_size
-from shardio.sets.names import is_url
+from shardio.sets.names import is_url, resolve
 from shardio.sets.remote import RemoteStorage
 from shardio.system.files import AtomicFile, reserve
 from shardio.system.opening import FileAt, FolderHandle, OpenFiles, kind_of, missing_file, most_open, naming
@@ -106,9 +106,7 @@ Storage = FolderStorage | RemoteStorage
 
 def open_storage(place: str | os.PathLike[str]) -> Storage:
     """Returns the storage of a folder or URL, without reading from it. Raises the errors of RemoteStorage."""
-    place = os.fspath(place)
-    if place.startswith("file://"):
-        return FolderStorage(place.removeprefix("file://"))
+    place = resolve(place)
     return RemoteStorage(place) if is_url(place) else FolderStorage(place)
 
 

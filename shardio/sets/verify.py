@@ -40,6 +40,7 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import open_checked
 from shardio.sets.index import find_outside, read_rows
+from shardio.sets.names import local_folder
 from shardio.sets.selection import check_share, draw_share
 from shardio.sets.storage import FolderStorage
 from shardio.system.opening import open_regular
@@ -115,7 +116,7 @@ def verify(
     else:
         drawn = CheckedShare(subset, secrets.randbits(32) if seed is None else seed)
         check_share("subset", drawn.share, drawn.seed)
-    folder = Path(path)
+    folder = Path(local_folder(path))
     try:
         manifest = load_manifest(folder, digest)
     except SetNotFoundError:

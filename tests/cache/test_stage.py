@@ -413,9 +413,10 @@ def test_a_pinned_set_is_the_only_one_taken_and_its_complete_copy_needs_no_sourc
         stage(out, cache, workers=0)
     assert stage(out, cache, digest=digest[:12]).num_copied == 6
     shutil.rmtree(out)
-    assert stage(out, cache, digest=digest).num_copied == 0
-    with pytest.raises(SetNotFoundError):
-        stage(out, cache)
+    assert [stage(out, cache, digest=digest[:count]).num_copied for count in (12, 63, 64)] == [0, 0, 0]
+    for other in (None, "a" * 12):
+        with pytest.raises(SetNotFoundError):
+            stage(out, cache, digest=other)
 
 
 def have_room(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:

@@ -18,7 +18,13 @@ from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import CacheError, ConvertError, SetNotFoundError, SourceError
 from shardio.sets.publish import publish
 
-URLS = ["s3://user:secret@bucket/images", "https://host/images", Path("gs://bucket/images"), "file:///images"]
+ELSEWHERE = [
+    ("s3://user:secret@bucket/images", r"s3://\.\.\.: expected a path .*, found a URL: "),
+    ("https://host/images", r"https://\.\.\.: expected a path .*, found a URL: "),
+    (Path("gs://bucket/images"), r"gs://\.\.\.: expected a path .*, found a URL: "),
+    ("file:///images", r"file://\.\.\.: expected a path .*, found a URL: "),
+    ("~/images", r"~/images: expected a path without ~: use os.path.expanduser\(\)"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +35,9 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "here"
 
 
-@pytest.mark.parametrize("url", URLS, ids=str)
-def test_a_url_where_a_path_must_be_is_told_and_no_folder_is_made(
-    url: str | Path, image_tree: Path, make_set: Callable[..., Path], empty_folder: Path
+@pytest.mark.parametrize(("url", "message"), ELSEWHERE, ids=str)
+def test_a_url_or_a_home_where_a_path_must_be_is_told_and_no_folder_is_made(
+    url: str | Path, message: str, image_tree: Path, make_set: Callable[..., Path], empty_folder: Path
 ) -> None:
     out = make_set(10)
     calls: list[tuple[type[Exception], Callable[[], Any]]] = [
@@ -45,7 +51,7 @@ def test_a_url_where_a_path_must_be_is_told_and_no_folder_is_made(
         (CacheError, lambda: stage(out, url)),
     ]
     for error, call in calls:
-        with pytest.raises(error, match=rf"^{str(url).partition(':')[0]}://\.\.\.: expected a path .*, found a URL: "):
+        with pytest.raises(error, match=f"^{message}"):
             call()
     assert not list(empty_folder.iterdir())
 

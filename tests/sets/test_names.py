@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from shardio import open_shards
-from shardio.errors import SetNotFoundError
+from shardio.conversion.repair import repair
+from shardio.errors import ConvertError, SetNotFoundError
+from shardio.sets.catalogue import list_sets
 from shardio.sets.names import is_url, join_place, without_credentials, without_credentials_in
+from shardio.sets.publish import publish
+from shardio.sets.storage import open_storage
+from shardio.sets.verify import verify
 
 
 @pytest.mark.parametrize(
@@ -57,3 +65,42 @@ def test_a_windows_path_or_a_name_with_a_colon_is_no_url() -> None:
 def test_a_url_is_no_folder() -> None:
     with pytest.raises(SetNotFoundError, match=r"s3://bucket/set: expected a folder, found a URL: .*`shardio stage`"):
         open_shards("s3://bucket/set?secret")
+
+
+@pytest.mark.parametrize("place", ["~/sets/out", "file://{}/sets/out"])
+def test_a_set_is_found_under_home_and_at_a_file_url(
+    place: str, make_set: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "sets").mkdir()
+    made = make_set(10).rename(tmp_path / "sets" / "out")
+    (tmp_path / "sets" / "new" / ".convert").mkdir(parents=True)
+    place = place.format(tmp_path)
+    assert str(open_shards(place).path) == open_storage(place).name == verify(place).path == str(made)
+    assert [(one.name, one.state) for one in list_sets([place[:-4]])[0].sets] == [
+        ("new", "unfinished"),
+        ("out", "published"),
+    ]
+    assert publish(place, tmp_path / "copy").num_files
+    with pytest.raises(ConvertError, match="`convert` has not made"):
+        repair(place, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("out/train", r"out is a set: did you mean this folder, and its split 'train'\?"),
+        ("out/manifest.json", r"out is a set: did you mean this folder\?"),
+        (".", r"found other/, out/ here: did you mean other, out\?"),
+    ],
+)
+def test_a_path_next_to_a_set_names_the_set(
+    place: str, message: str, make_set: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_set(10).rename(tmp_path / "out")
+    for name in ("other", ".hidden"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SetNotFoundError, match=message):
+        open_shards(place)
