@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import numpy as np
@@ -48,3 +49,8 @@ def will_need(spans: NDArray[Any]) -> None:
     """Asks the operating system to read spans of mapped memory ahead, by madvise(MADV_WILLNEED). `spans`, uint64 (n,
     2), are addresses and lengths in bytes."""
     _native.will_need(spans)
+
+
+def count_resident(pages: NDArray[np.uint64]) -> int:
+    """Returns how many pages of mapped memory are in the page cache. `pages`, uint64 (n,), are their addresses."""
+    return _native.count_resident(pages, mmap.PAGESIZE)

@@ -23,6 +23,8 @@ Tail = Literal["drop", "pad", "short"]
 
 # Positions permuted at once: the cost of a numpy call is spread over so many, and the arrays stay in the L2 cache.
 _CHUNK = 1 << 15
+# At first so many, as the first batch waits for them; then twice as many each time.
+_FIRST_CHUNK = 1 << 11
 
 
 @dataclass(frozen=True)
@@ -112,13 +114,16 @@ class Sampler:
 
     def batches(self, epoch: int) -> Iterator[NDArray[np.int64]]:
         """Yields the sample indices (int64) of this rank's batches, from `start` to the end of the epoch."""
-        steps_at_once = max(1, _CHUNK // self.batch_size)
-        for chunk in range(0, self.num_batches, steps_at_once):
-            bounds = [self.bounds(step) for step in range(chunk, min(chunk + steps_at_once, self.num_batches))]
+        done, count = 0, _FIRST_CHUNK
+        while done < self.num_batches:
+            steps = range(done, min(done + max(1, count // self.batch_size), self.num_batches))
+            bounds = [self.bounds(step) for step in steps]
             positions = np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in bounds])
             indices = self.order(epoch, self._draws(positions) % self.num_samples)
-            sizes = [stop - start for start, stop in bounds]
-            yield from np.split(indices, np.cumsum(sizes)[:-1])
+            taken = 0
+            for start, stop in bounds:
+                yield indices[taken : (taken := taken + stop - start)]
+            done, count = steps.stop, min(2 * count, _CHUNK)
 
     def _draws(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns, for each position of the epoch, the position of its sample in `order`; the same without

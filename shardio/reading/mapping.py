@@ -15,7 +15,6 @@ import errno
 import math
 import mmap
 import os
-import sys
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -42,12 +41,9 @@ _libc.mmap.argtypes = [
 ]
 
 _MADV_RANDOM = 1  # Linux, macOS and the BSDs agree on these two
-# These keep the GIL. Each of many short calls that gave it up would wait 5 ms for it beside a busy Python thread.
+# It keeps the GIL. Each of many short calls that gave it up would wait 5 ms for it beside a busy Python thread.
 _quick = ctypes.PyDLL(None, use_errno=True)
 _quick.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_LINUX = sys.platform == "linux"
-if _LINUX:
-    _quick.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 def _reserve(nbytes: int) -> mmap.mmap:
@@ -120,13 +116,8 @@ def resident_share(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> float
     """Returns the share of the rows `numbers` whose middle page is in the page cache, from 0 to 1 (Linux). For files
     that the user neither owns nor may write to, the kernel always reports everything as cached."""
     first, last = _pages_of(rows, numbers)
-    answer = ctypes.c_ubyte()
-    where = ctypes.byref(answer)
-    found = 0
-    for page in ((first + last) // 2).tolist():
-        _quick.mincore(page * mmap.PAGESIZE, 1, where)
-        found += answer.value & 1
-    return found / len(numbers)
+    pages = ((first + last) // 2).astype(np.uint64) * np.uint64(mmap.PAGESIZE)
+    return rowread.count_resident(pages) / len(numbers)
 
 
 def _pages_of(

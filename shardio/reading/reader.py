@@ -27,6 +27,9 @@ from shardio.system.pour import aligned_empty
 _ROOM_NBYTES = 4 << 20
 # Waking one more thread for a batch takes as long as copying a part of these bytes.
 _PART_NBYTES = 4 << 20
+# Announcing a row costs a system call, about as much as copying a small row. A missing row costs a read for each of its
+# pages. So a set of small rows, of four pages at most, is announced only if more than a hundredth of it is missing.
+_SMALL_ROW_NBYTES, _MOST_RESIDENT = 16 << 10, 0.99
 # So many of the announced samples that a thread copies at a time are looked for in the page cache.
 _MOST_LOOKED_FOR = 8
 
@@ -261,8 +264,13 @@ class MappedReader(Reader):
 
     def begin_epoch(self) -> bool:
         # Announcements of a resident set are pure cost. Where the kernel does not tell, they are worth it.
-        self._announced = any(self._shards.resident_share(name=name) != 1.0 for name in self._tables)
+        self._announced = any(map(self._is_worth_announcing, self._tables))
         return self._announced
+
+    def _is_worth_announcing(self, name: str) -> bool:
+        share = self._shards.resident_share(name=name)
+        is_small = self._shards.table_of(name).row_nbytes <= _SMALL_ROW_NBYTES
+        return share is None or share < (_MOST_RESIDENT if is_small else 1.0)
 
     def will_read(self, request: Request) -> None:
         with contextlib.suppress(Exception):

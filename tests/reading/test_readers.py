@@ -231,6 +231,14 @@ def test_an_announced_batch_comes_into_the_page_cache_by_itself_and_is_counted(m
     assert (reader.counts().looked_for, reader.counts().found) == (16, 8)  # nothing is announced
 
 
+def test_small_rows_are_announced_only_where_one_in_a_hundred_is_missing(
+    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for side, share, announced in [(64, 0.99, False), (64, 0.98, True), (160, 0.998, True), (160, 1.0, False)]:
+        monkeypatch.setattr(ShardSet, "resident_share", lambda shards, name="", share=share: share)
+        assert MappedReader(open_shards(make_set(2, (side, side, 1)))).begin_epoch() is announced, (side, share)
+
+
 def test_only_the_lines_that_windows_cross_are_announced(make_set: Callable[..., Path]) -> None:
     """A line has 256 bytes, a page 16 lines, and the pixels begin on a page."""
     shards = cold(make_set)
