@@ -58,10 +58,11 @@ def rendezvous_of(text: str | None, environ: Mapping[str, str] = os.environ) -> 
     if text is None and "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
         text = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
-    if text is None and (first := re.match(r"([^\[,]+)(?:\[([0-9]+)[^\]]*\]([^,]*))?", hosts)):
+    if text is None and (first := re.match(r"([^\[,]|\[[^\]]*\])+", hosts)):  # a1, a[1-3,7], a[1-2]b[3-4], or a list
         job, step = (int(environ.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
         # Below the ports that systems give to connections.
-        text = f"{''.join(part or '' for part in first.groups())}:{15000 + (job * 31 + step) % 17000}"
+        host = re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0])
+        text = f"{host}:{15000 + (job * 31 + step) % 17000}"
     host, _, port = (text or "").rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
         raise LaunchError(
@@ -98,12 +99,20 @@ class Meeting:
         self._generation = 0
 
     @classmethod
-    def at(cls, rendezvous: tuple[str, int], rank: int, world_size: int) -> Meeting:
+    def at(
+        cls,
+        rendezvous: tuple[str, int],
+        rank: int,
+        world_size: int,
+        on_message: Callable[[str], object] = lambda text: None,
+    ) -> Meeting:
         """Returns the meeting at `rendezvous`, a host and port where rank 0 listens.
 
-        Raises LaunchError if rank 0 cannot listen there, or does not answer within 120 seconds.
+        Calls `on_message` with a sentence at once if the host's name does not resolve. Raises LaunchError if rank 0
+        cannot listen there, or does not answer within 120 seconds.
         """
         host, port = rendezvous
+        _wait_for_name(host, on_message)
         # torchrun listens at MASTER_PORT by itself.
         hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         for attempt in reversed(range(_ATTEMPTS)):  # one whose connection is cut may wait until its time is over
@@ -116,9 +125,9 @@ class Meeting:
                         f"{host}:{port}: cannot meet the ranks within {MEET_SECONDS:.0f} seconds ({_line(error)}): "
                         "start all ranks at the same time, or give another address of rank 0 by --rendezvous"
                     ) from None
-        # A store that torchrun keeps has what the ranks said before a restart.
-        store = _torch().PrefixStore(f"shardio{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}/", store)
-        return cls(store, rank, world_size, host)
+        # A store that torchrun keeps has what the ranks said before a restart. Two jobs may have chosen the same port.
+        restart, job = (os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID"))
+        return cls(_torch().PrefixStore(f"shardio{restart}/{job}/", store), rank, world_size, host)
 
     def agree(self, what: Mapping[str, str], *, needs_all: bool) -> None:
         """Raises LaunchError, at all ranks, unless all ranks call this with the same `what`.
@@ -127,27 +136,25 @@ class Meeting:
         ignores missing ranks, but raises GroupBrokenError if rank 0 does not answer.
         """
 
-        def decide(found: dict[int, Any]) -> str:
-            missing = [rank for rank in self._ranks if rank not in found]
-            if missing and needs_all:
-                return (
-                    f"expected {len(self._ranks)} ranks within {MEET_SECONDS:.0f} seconds, ranks {missing} are missing"
-                )
-            for rank, other in found.items():
-                for name, value in other.items():
-                    if value != what[name]:
-                        return f"expected one {name} on all ranks, found {value} on rank {rank}, {what[name]} on rank 0"
-            return ""
+        def decide(found: dict[int, Any]) -> tuple[str, Mapping[str, str]]:
+            problem = next(filter(None, (_difference(rank, other, what) for rank, other in found.items())), "")
+            if needs_all and (missing := [rank for rank in self._ranks if rank not in found]):
+                count, seconds = len(self._ranks), f"{MEET_SECONDS:.0f} seconds"
+                problem = f"expected {count} ranks within {seconds}, ranks {missing} are missing"
+            return problem, what
 
         try:
-            problem = self._decide(self._store, "agree", self._ranks, 0, dict(what), decide, MEET_SECONDS)
+            problem, decided = self._decide(self._store, "agree", self._ranks, 0, dict(what), decide, MEET_SECONDS)
+            # A rank of another job may come to the same port after the ranks of this job have agreed.
+            problem = problem or _difference(self.rank, what, decided)
         except (RuntimeError, OSError) as error:
             problem = f"rank 0 does not answer: {_line(error)}"
             if not needs_all:
                 raise GroupBrokenError(problem) from None
         if problem:
             raise LaunchError(
-                f"{problem}: all ranks must copy the same set together, and make their loaders in the same order"
+                f"{problem}: all ranks must copy the same set together, and make their loaders in the same order; two "
+                "jobs need two addresses, which --rendezvous gives"
             )
 
     def form(self, fills: bool) -> Group | None:
@@ -317,6 +324,31 @@ class Group:
             gloo.abort()
 
 
+def _difference(rank: int, found: Mapping[str, str], expected: Mapping[str, str]) -> str:
+    """Returns in words the first entry of `found`, of this rank, that is not in `expected`, of rank 0; "" if none."""
+    for name, value in found.items():
+        if value != expected[name]:
+            return f"expected one {name} on all ranks, found {value} on rank {rank}, {expected[name]} on rank 0"
+    return ""
+
+
+def _wait_for_name(host: str, on_message: Callable[[str], object]) -> None:
+    """Waits until `host` has an address, as the name of a pod has once it runs. Raises LaunchError if it has none."""
+    deadline, told = time.monotonic() + MEET_SECONDS, False
+    while True:
+        try:
+            _within(MEET_SECONDS, partial(socket.getaddrinfo, host, None))
+            return
+        except (RuntimeError, OSError) as error:
+            problem = f"{host}: this name of rank 0 does not resolve ({_line(error)})"
+            if time.monotonic() > deadline:
+                raise LaunchError(f"{problem}: correct it, or give another address by --rendezvous") from None
+        if not told:
+            on_message(f"{problem}: waiting up to {MEET_SECONDS:.0f} seconds for it")
+        told = True
+        time.sleep(_CONNECT_SECONDS)
+
+
 def _torch() -> Any:
     import torch.distributed
 
@@ -344,7 +376,10 @@ def _within(seconds: float, do: Callable[[], T], stop: Flag | None = None) -> T:
         if time.monotonic() > deadline or (stop is not None and stop.is_set()):
             raise RuntimeError(f"no answer within {seconds:.0f} seconds")
         time.sleep(_POLL_SECONDS)
-    return call.result()
+    try:
+        return call.result()
+    finally:
+        del call  # or its error, whose traceback has this frame, would be part of a cycle
 
 
 def _own_address(host: str) -> str:

@@ -189,7 +189,7 @@ def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str 
 
         world = find_world()
         if world.world_size > 1:
-            meeting = Meeting.at(rendezvous_of(rendezvous), world.rank, world.world_size)
+            meeting = Meeting.at(rendezvous_of(rendezvous), world.rank, world.world_size, tell)
 
     # The delay hides the bar until something is copied, and for ever if another process copies.
     with BytesBar(delay=1e-3) as bar:

@@ -324,7 +324,8 @@ def _new_filesystem(url: str) -> Any:
 
             # Its own limit is of five minutes for a whole request: too long for silence, too short for slow lines.
             silence = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE_SECONDS, sock_read=_SILENCE_SECONDS)
-            filesystem.client_kwargs = {"timeout": silence, "auto_decompress": False, **filesystem.client_kwargs}
+            ours = {"timeout": silence, "auto_decompress": False, "trust_env": True}  # HTTP_PROXY and the like
+            filesystem.client_kwargs = ours | filesystem.client_kwargs
         return filesystem
     except ImportError as error:
         missing = next(

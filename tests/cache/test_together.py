@@ -153,6 +153,7 @@ def test_only_a_node_that_stays_slow_is_left_behind() -> None:
         ),
         (None, {"SLURM_JOB_NODELIST": "a-1,b[1-2]", "SLURM_JOB_ID": "0"}, ("a-1", 15000)),
         (None, {"SLURM_JOB_NODELIST": "rack[3-4]-ib", "SLURM_JOB_ID": "1"}, ("rack3-ib", 15031)),
+        (None, {"SLURM_JOB_NODELIST": "node[1-2,5]rack[03-4],b"}, ("node1rack03", 15000)),
     ],
 )
 def test_the_rendezvous_is_what_the_option_the_environment_or_slurm_says(
@@ -167,6 +168,36 @@ def test_the_rendezvous_is_what_the_option_the_environment_or_slurm_says(
 def test_a_rendezvous_that_is_none_is_refused(text: str | None, environ: dict[str, str]) -> None:
     with pytest.raises(LaunchError, match=r"HOST:PORT.*--rendezvous"):
         rendezvous_of(text, environ)
+
+
+def test_a_host_name_that_does_not_resolve_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.cache.meeting.MEET_SECONDS", 0.5)
+    monkeypatch.setattr("shardio.cache.meeting._CONNECT_SECONDS", 0.5)
+    said: list[str] = []
+    with pytest.raises(LaunchError, match=r"no-such-host\.invalid.*--rendezvous"):
+        Meeting.at(("no-such-host.invalid", 29), 1, 2, said.append)
+    assert [text.partition(":")[0] for text in said] == ["no-such-host.invalid"]
+
+
+def test_jobs_at_one_port_are_told_apart_by_their_number_and_their_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.cache.meeting.MEET_SECONDS", 2.0)
+    monkeypatch.setattr("shardio.cache.meeting.REGROUP_SECONDS", 0.1)
+    place = ("127.0.0.1", free_port())
+
+    def agreed(rank: int, job: str, digest: str) -> str:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        meetings.append(Meeting.at(place, rank, 2))
+        try:
+            meetings[-1].agree({"digest": digest}, needs_all=False)
+        except (LaunchError, GroupBrokenError) as error:
+            return str(error)
+        return ""
+
+    meetings: list[Meeting] = []  # rank 0 hosts the store
+    assert agreed(0, "7", "a") == ""
+    assert "rank 0 does not answer" in agreed(1, "8", "a")
+    assert re.search("digest.* found b on rank 1", agreed(1, "7", "b"))
+    assert agreed(1, "7", "a") == ""
 
 
 # --- copying ---------------------------------------------------------------------------------------------------------

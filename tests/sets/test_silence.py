@@ -71,6 +71,22 @@ def test_a_manifest_is_waited_for_within_one_limit(
     assert caught.value.errno == errno.ETIMEDOUT
 
 
+def test_a_web_server_is_read_through_the_proxy_of_the_environment_unless_no_proxy_names_it(
+    serve: Callable[..., str], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_PATIENCE_SECONDS", 0.2)
+    manifest, server = load_manifest(out), serve("now")
+    out.rename(out.parent / "moved")
+    (out.parent / "http:/sets.invalid").mkdir(parents=True)  # a proxy is asked for the whole URL
+    (out.parent / "moved").rename(out.parent / "http:/sets.invalid/a")
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, server)
+    assert open_storage("http://sets.invalid/a").load_manifest() == manifest
+    monkeypatch.setenv("NO_PROXY", "localhost,.invalid")
+    with pytest.raises(OSError, match=r"sets\.invalid:80"):
+        open_storage("http://sets.invalid/a").load_manifest()
+
+
 def test_a_listing_is_waited_for_within_one_limit(serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "SMALL_FILE_SECONDS", 0.3)
     (listing,) = catalogue.list_sets([serve("never")])
