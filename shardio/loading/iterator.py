@@ -26,6 +26,7 @@ from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
 from shardio.loading.ring import Slot
 from shardio.loading.state import Place, Position
+from shardio.loading.world import warn_if_alone
 from shardio.order.mixture import passes_of
 from shardio.order.sampler import Sampler
 from shardio.reading.reader import Request
@@ -204,6 +205,8 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
     def _begin(self) -> Flow:
         """Begins the epoch, and returns its Flow. The first `next` does this, as Lightning calls `iter()` too often."""
         position = self._position
+        if not self._pipeline.meter.counts.batches:
+            warn_if_alone(self._pipeline.options.world)
         self._place, sampler = position.next, position.rest()
         self._remaining = sampler.num_batches
         self._pipeline.meter.begin_epoch()

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from shardio.cache.meeting import Meeting
 from shardio.errors import LaunchError
+from shardio.system.eager import warn_caller
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class World:
 # started without srun would take itself for rank 0 of many and leave out most of the data.
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
+    "Horovod": ("HOROVOD_RANK", "HOROVOD_SIZE", ("HOROVOD_LOCAL_RANK",), ("HOROVOD_LOCAL_SIZE",)),
     "Open MPI": (
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
@@ -119,6 +122,21 @@ def check_world(world: World) -> None:
         )
 
 
+def warn_if_alone(world: World, environ: Mapping[str, str] = os.environ) -> None:
+    """Warns if only variables of a launcher say that this process is one of many. They may be left from another job, or
+    mean trials that have nothing to do with each other."""
+    jax = getattr(sys.modules.get("jax"), "distributed", None)
+    meets = world_of_torch(environ) is not None or getattr(jax, "is_initialized", bool)()
+    if world.world_size == 1 or world.source not in _LAUNCHERS or "TORCHELASTIC_RUN_ID" in environ or meets:
+        return
+    rank, world_size, *_ = _LAUNCHERS[world.source]
+    warn_caller(
+        f"this ShardLoader reads 1/{world.world_size} of the set as rank {world.rank} of {world.world_size}, by {rank} "
+        f"and {world_size}, and torch.distributed is not initialized: rank=0, world_size=1 reads all; if this is one "
+        f"of {world.world_size} processes, give rank= and world_size=, or call init_process_group first"
+    )
+
+
 def _local_rank(world: World, environ: Mapping[str, str]) -> int | None:
     """Returns the local rank, from LOCAL_RANK or the variable of another launcher; None if it is unknown.
 
@@ -159,7 +177,7 @@ def _from_environment(environ: Mapping[str, str]) -> World:
     an outer launcher or another variable contradicts it."""
     inner: World | None = None
     for source, (rank, world_size, *_) in _LAUNCHERS.items():
-        if rank not in environ or world_size not in environ:
+        if rank not in environ or world_size not in environ or (source == "SLURM" and _is_shell(environ)):
             continue
         world = World(_integer(environ, rank, source), _integer(environ, world_size, source), None, source)
         if inner is None:
@@ -177,6 +195,17 @@ def _from_environment(environ: Mapping[str, str]) -> World:
         if name in environ and _integer(environ, name, "torchrun") != value:
             raise _contradiction(inner, f"{name}={environ[name]} in the environment")
     return replace(inner, local_rank=_local_rank(inner, environ))
+
+
+def _is_shell(environ: Mapping[str, str]) -> bool:
+    """Returns whether SLURM's variables are those of a shell that `srun --pty` started.
+
+    An srun in that shell inherits SLURM_PTY_PORT, but gives its tasks no terminal."""
+    try:
+        stat = Path(f"/proc/{environ.get('SLURM_TASK_PID')}/stat").read_text(encoding="ascii", errors="replace")
+        return "SLURM_PTY_PORT" in environ and stat.rpartition(")")[2].split()[4] != "0"
+    except OSError:
+        return "SLURM_PTY_PORT" in environ
 
 
 def _contradiction(world: World, other: str) -> LaunchError:

@@ -193,6 +193,19 @@ def test_a_loader_that_was_made_before_its_rank_was_known_is_refused_when_it_is_
         assert len(list(told)) == NUM_SAMPLES // 4
 
 
+def test_a_rank_by_variables_alone_is_told_once_at_the_first_batch(
+    loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with loader_of(4) as loader:
+        batches = iter(loader)
+        with pytest.warns(RuntimeWarning, match="by RANK and WORLD_SIZE") as told:
+            next(batches)
+        assert told[0].filename == __file__
+        assert len([*batches, *loader]) == 2 * len(loader) - 1
+
+
 def test_asking_for_an_iterator_begins_no_epoch(loader_of: MakeLoader) -> None:
     with loader_of(4) as loader:
         before = loader.state_dict()

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from shardio.errors import LaunchError
-from shardio.loading.world import World, find_world, min_local_ranks
+from shardio.loading.world import World, find_world, min_local_ranks, warn_if_alone
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "11", "LOCAL_RANK": "1"}
 SLURM = {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "2"}
+HOROVOD = {"HOROVOD_RANK": "9", "HOROVOD_SIZE": "13", "HOROVOD_LOCAL_RANK": "5"}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "10", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
 PMI = {"PMI_RANK": "8", "PMI_SIZE": "9", "MPI_LOCALRANKID": "4"}
-# The innermost first: each may have been started by those behind it, which then have fewer processes.
+# The innermost first: each may have been started by those behind it, which then have other numbers of processes.
 IN_ORDER = [
     (TORCHRUN, World(5, 11, 1, "torchrun")),
+    (HOROVOD, World(9, 13, 5, "Horovod")),
     (OPEN_MPI, World(7, 10, 3, "Open MPI")),
     (PMI, World(8, 9, 4, "PMI")),
     (SLURM, World(6, 8, 2, "SLURM")),
@@ -65,6 +70,7 @@ BATCH_SCRIPT = {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", 
 ELASTIC = {"RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
 # mpirun with fewer processes than its allocation has nodes starts its helpers by srun.
 HELPER = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "0"}
+PTY = {**SLURM, "SLURM_PROCID": "0", "SLURM_PTY_PORT": "40123"}
 
 
 @pytest.mark.parametrize(
@@ -93,6 +99,9 @@ HELPER = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "0"
         ((), BATCH_SCRIPT, World(0, 1, None, "default")),
         ((), {**BATCH_SCRIPT, **SLURM}, World(6, 8, 2, "SLURM")),
         ((), {**SLURM, "PMI_RANK": "6", "PMI_SIZE": "8", "MPI_LOCALRANKID": "2"}, World(6, 8, 2, "PMI")),
+        # A shell of srun --pty is one process, and what it starts has the variables of its launcher.
+        ((), PTY, World(0, 1, None, "default")),
+        ((), {**PTY, **OPEN_MPI}, World(7, 10, 3, "Open MPI")),
         # A torchrun under another launcher numbers its processes itself.
         *(
             ((), {**SLURM, **ELASTIC, "WORLD_SIZE": size}, World(0, int(size), 0, "torchrun"))
@@ -164,6 +173,55 @@ def test_a_real_process_group_is_asked() -> None:
     assert find_world(environ=environ).source == "torchrun"
 
 
+TASK = "import os, sys; [os.open(path, os.O_RDWR) for path in sys.argv[1:]]; print(flush=True); sys.stdin.read()"
+
+
+@pytest.mark.parametrize(("has_terminal", "world_size"), [(True, 1), (False, 8)])
+def test_srun_in_a_shell_of_srun_with_a_terminal_is_a_launcher(has_terminal: bool, world_size: int) -> None:
+    ends = os.openpty()
+    paths = [os.ttyname(ends[1])] if has_terminal else []
+    with subprocess.Popen(
+        [sys.executable, "-c", TASK, *paths], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as task:
+        assert task.stdout is not None
+        task.stdout.readline()
+        assert find_world(environ={**PTY, "SLURM_TASK_PID": str(task.pid)}).world_size == world_size
+        task.communicate()
+    for end in ends:
+        os.close(end)
+
+
+@pytest.mark.parametrize(
+    ("environ", "others", "names"),
+    [
+        (TORCHRUN, (), "1/11 of the set as rank 5 of 11, by RANK and WORLD_SIZE"),
+        (SLURM, (), "1/8 of the set as rank 6 of 8, by SLURM_PROCID and SLURM_STEP_NUM_TASKS"),
+        (SLURM, ("jax not up",), "1/8 of the set"),
+        (SLURM, ("jax",), ""),
+        (SLURM, ("torch",), ""),
+        ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}, (), ""),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, (), ""),
+        ({}, (), ""),
+    ],
+)
+def test_a_process_that_is_one_of_many_by_its_environment_alone_is_told(
+    environ: dict[str, str], others: tuple[str, ...], names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = find_world(environ=environ)
+    is_up = SimpleNamespace(is_initialized=lambda: "jax" in others)
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(distributed=is_up) if others else SimpleNamespace())
+    if "torch" in others:
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=FakeDistributed()))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        warn_if_alone(world, environ)
+    assert [names in str(one.message) for one in told] == ([True] if names else [])
+
+
+def test_rank_and_world_size_that_are_given_need_no_word() -> None:
+    warn_if_alone(find_world(1, 2, SLURM), SLURM)
+
+
 Arguments = tuple[int | None, int | None]
 NONE: Arguments = (None, None)
 REFUSED: list[tuple[Arguments, dict[str, str], str]] = [
@@ -232,8 +290,8 @@ def test_contradictions_and_what_is_no_rank_are_refused(
 def test_the_launcher_tells_how_many_ranks_a_node_has_at_least(
     environ: dict[str, str], world: World, text: str, least: int
 ) -> None:
-    names = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"]
-    name = names[[source for _, source in IN_ORDER].index(world)]
+    names = ["LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"]
+    name = [*names, "SLURM_STEP_TASKS_PER_NODE"][[source for _, source in IN_ORDER].index(world)]
     assert world.local_rank is not None
     up_to_this = world.local_rank + 1
     assert min_local_ranks(world, environ) == up_to_this
@@ -246,7 +304,7 @@ def test_a_launcher_of_another_world_does_not_tell_how_many_ranks_a_node_has() -
 
 @pytest.mark.parametrize("name", ["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"])
 def test_each_kind_of_pmi_tells_how_many_ranks_a_node_has(name: str) -> None:
-    world = IN_ORDER[2][1]
+    world = IN_ORDER[3][1]
     assert min_local_ranks(world, {**PMI, name: "7"}) == 7
     # An outer launcher that started this one has a step of its own.
     assert min_local_ranks(world, {**PMI, **SLURM, name: "7", "SLURM_STEP_TASKS_PER_NODE": "8"}) == 7
