@@ -257,11 +257,12 @@ def replay(
         _tell(loader, found, numbers, as_json)
 
 
-def _read_state(path: Path) -> Mapping[str, Any]:
+def _read_state(path: Path) -> dict[str, Any]:
     """Returns the first loader state in a file: JSON, or a checkpoint that torch.save wrote.
 
     Raises ValueError if the file has no state or cannot be read.
     """
+    from shardio.loading.state import plain
     from shardio.system.opening import read_untrusted
 
     try:
@@ -271,7 +272,7 @@ def _read_state(path: Path) -> Mapping[str, Any]:
             f"{path}: cannot be read as JSON (*.json) or as a torch checkpoint (other names): {error}"
         ) from None
     for found in _states_in(document):
-        return found
+        return dict(plain(found))
     raise ValueError(f"{path}: contains no state that `state_dict()` of a ShardLoader returned")
 
 
@@ -282,7 +283,7 @@ def _load_checkpoint(path: Path) -> Any:
 
     open_untrusted(os.path.realpath(path)).close()  # torch opens it by its name, which may be a link to the last one
     try:
-        return torch.load(path, map_location="meta", weights_only=True, mmap=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError:
         raise
     except Exception as error:  # of a dozen types, and torch's advice is about options that this command has not

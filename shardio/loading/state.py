@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+
 from shardio.errors import shortened, show
 from shardio.order.mixture import MixedOrder
 from shardio.order.orders import Endless, Subset, as_integer
@@ -136,6 +139,7 @@ class Position:
     def load_state(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be a dict that state_dict() returned; found {show(state)}")
+        state = {name: plain(value) for name, value in state.items()}
         self._check_identity(state)
         most = {"epoch": MAX_EPOCH - 1, "consumed": self.sampler.num_samples}
         if self.sampler.length is not None:
@@ -174,6 +178,10 @@ class Position:
             # Types come first: comparing arrays, say, does not return a bool.
             if name in identity and type(there) is type(here) and there == here:
                 continue
+            if type(here) is int and name in state and type(there) is not int:
+                raise ValueError(
+                    f"the state's {name} must be an integer, as state_dict() returned it; found {show(there)}"
+                )
             if name in identity and name in ("digest", "split"):
                 raise ValueError(
                     f"the state belongs to other data: its {name} is {show(there)}, the {name} of {self._shards.path} "
@@ -193,3 +201,13 @@ class Position:
             **self.sampler.order.describe(),
             **({"repeats": self.sampler.repeats} if self.sampler.repeats > 1 else {}),
         }
+
+
+def plain(value: Any) -> Any:
+    """Returns a state, or a value of it, as `Position.state` made it: from checkpoints, numbers come back as scalars of
+    NumPy, 0-d arrays or 0-d tensors."""
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return value.item() if isinstance(value, (np.generic, np.ndarray, torch.Tensor)) and not value.shape else value

@@ -119,7 +119,10 @@ def test_replay_finds_the_batches_of_a_stream_with_repeats(out: Path, tmp_path: 
         iterator = iter(loader)
         next(iterator)
         (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
-        torch.save({"step": 1, "data": [], "state": {"loader": loader.state_dict()}}, tmp_path / "checkpoint.pt")
+        state = {
+            name: torch.tensor(value) if type(value) is int else value for name, value in loader.state_dict().items()
+        }
+        torch.save({"step": 1, "data": [], "state": {"loader": state}}, tmp_path / "checkpoint.pt")
         expected = next(iterator)[2].tolist()
     for words in (
         ["--epoch", 1, "--step", 1, *stream],

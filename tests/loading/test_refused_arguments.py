@@ -126,6 +126,7 @@ STATES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
             "more": None,
         }.items()
     ),
+    *(({}, {"seed": value}, "seed must be an integer") for value in (0.0, "0", np.float32(0), torch.tensor(0.5))),
     *(({}, {"consumed": value}, f"consumed {value}") for value in (10, -1)),
     *(({}, {"epoch": value}, f"epoch {value!r}") for value in (-1, 1 << 64, "3")),
     *((ENDLESS, {"batch": value}, f"batch {value}") for value in (-1, 1.0)),
@@ -159,7 +160,7 @@ def test_what_is_no_state_is_refused_in_few_words(make_set: Callable[..., Path])
         for lacking in ({}, {"loader": state}):
             with pytest.raises(ValueError, match="it lacks digest, split, "):
                 loader.load_state_dict(lacking)
-        odd = np.arange(2), torch.arange(2), np.array(0), [torch.arange(2)], "x" * 10**6, None
+        odd = np.arange(2), torch.arange(2), np.array(0.5), [torch.arange(2)], "x" * 10**6, None
         for name, value in product(state, odd):
             with pytest.raises(ValueError, match=name) as caught:
                 loader.load_state_dict({**state, name: value})

@@ -130,6 +130,28 @@ def test_a_state_is_json_also_where_numpys_integers_were_given(loader_of: Callab
         loader_of(4, **numbers, **options).load_state_dict(state)
 
 
+@pytest.mark.parametrize("stored", [lambda value: np.array(value)[()], np.array, torch.tensor])
+@pytest.mark.parametrize("mixture", [False, True])
+def test_numbers_of_a_state_may_come_back_as_scalars_arrays_or_tensors(
+    stored: Callable[[Any], Any], mixture: bool, make_set: Callable[..., Path], closing: ExitStack
+) -> None:
+    def as_stored(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: as_stored(one) for name, one in value.items()}
+        if isinstance(value, list):
+            return tuple(as_stored(one) for one in value)
+        return stored(value) if isinstance(value, int) else value
+
+    options: dict[str, Any] = {"epoch_batches": 4, "device": "cpu", "return_indices": True}
+    sets: Any = {make_set(61): 2, make_set(9): 1} if mixture else make_set(61)
+    first, second = (closing.enter_context(ShardLoader(sets, 8, shuffle="block", **options)) for _ in range(2))
+    iterator = iter(first)
+    next(iterator)
+    second.load_state_dict(as_stored(first.state_dict()))
+    assert second.state_dict() == first.state_dict()
+    assert indices_of(second) == indices_of(iterator)
+
+
 # --- endless streams --------------------------------------------------------------------------------------------------
 
 
