@@ -75,9 +75,11 @@ class Pending:
             self._begin_signal.put(None)  # the other parts start at once, too
         start, cpu_start = time.perf_counter(), time.thread_time()
         try:
-            if refused:
-                raise RuntimeError("the loader was closed while a batch was being gathered: make another loader")
-            if self._release is None:  # else the batch was abandoned
+            if refused:  # not raised, as the frames of the caller, which may be the consumer, would refer to the batch
+                self._errors.append(
+                    RuntimeError("the loader was closed while a batch was being gathered: make another loader")
+                )
+            elif self._release is None:  # else the batch was abandoned
                 self._reader.read(self._request, self._slot[0], part)
         except BaseException as error:
             self._errors.append(error)
@@ -87,6 +89,7 @@ class Pending:
             self._finished = True
             self._signal.put(None)
             self._give_back()
+        del self  # or an error, whose traceback has this frame, would be part of a cycle
 
     def seconds(self) -> tuple[float, float]:
         """Returns the time that all parts took and their CPU time, both in seconds. Complete after wait()."""
@@ -107,7 +110,7 @@ class Pending:
         if not self._finished:  # the flag, because an interrupted wait may have taken the signal with it
             self._signal.get()
         if self._errors:
-            raise self._errors[0]
+            raise self._errors.pop(0)  # and not kept, as its traceback has this frame
         return self._slot.pop()
 
     def abandon(self, release: Callable[[Slot], None]) -> None:

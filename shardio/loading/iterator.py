@@ -63,11 +63,11 @@ class Flow:
         self._given_up: list[None] = []
         # Drawn from the order, and announced if that is of use.
         self._coming: deque[_Due] = deque()
-        # Why no more are drawn: the error of the batch after those.
-        self._error: Exception | None = None
+        # Why no more are drawn: the error of the batch after those. At most one.
+        self._errors: list[Exception] = []
         self._pending: deque[tuple[list[_Due], Pending]] = deque()
-        # The error of what the host does for the batch after the started ones.
-        self._late: Exception | None = None
+        # The error of what the host does for the batch after the started ones. At most one.
+        self._late: list[Exception] = []
         # The batches on the device that were not taken; on the CPU, those of the last slot.
         self._started: deque[_Due] = deque()
         self._lent: deque[Tensors] = deque()
@@ -100,23 +100,23 @@ class Flow:
             self._started.extend(several)
             return self._lent.popleft(), self._started.popleft()
         if not self._device:
-            if self._late is not None:
-                raise self._late
+            if self._late:
+                raise self._late.pop()
             self._start_copy(self._device)
         tensors, due = self._device.take(), self._started.popleft()
         # Copies of batches that are ready overlap what the consumer does with the one it gets now.
         # An error waits until its batch is due.
         while (
             self._pending
-            and self._late is None
+            and not self._late
             and self._pending[0][1].done()
             and not self._pending[0][1].failed()
             and len(self._device) < max(1, prefetch)
         ):
             try:
                 self._start_copy(self._device)
-            except Exception as error:  # its frames would refer to this object
-                self._late = error.with_traceback(None)
+            except Exception as error:
+                self._late.append(_without_frames(error))
         self._gather_ahead(head_start)
         return tensors, due
 
@@ -128,9 +128,7 @@ class Flow:
 
     def _gathered(self) -> tuple[Slot, list[_Due]]:
         if not self._pending:
-            error, self._error = self._error, None
-            assert error is not None
-            raise error
+            raise self._errors.pop()
         several, pending = self._pending[0]
         try:
             slot = self._pipeline.wait_for(pending)
@@ -172,7 +170,7 @@ class Flow:
         """Takes batches from the order until `count` batches wait to be submitted, or the epoch has no more, and
         announces them if the reader wants that. An error is kept, and raised when its batch is due."""
         pipeline = self._pipeline
-        while len(self._coming) < count and self._error is None:
+        while len(self._coming) < count and not self._errors:
             step, indices = next(self._batches, (0, None))
             if indices is None:
                 return
@@ -182,8 +180,8 @@ class Flow:
                     draws = _draws(self.sampler, pipeline.options.seed, self.epoch, step, indices)
                     program = pipeline.transform.program(indices, draws, pipeline.reader.whole_lines)
                 request = pipeline.request(indices, program)
-            except Exception as error:  # it is raised when the batch is due; its frames would refer to this object
-                self._error = error.with_traceback(None)
+            except Exception as error:  # it is raised when the batch is due
+                self._errors.append(_without_frames(error))
                 return
             if self._announces:
                 pipeline.announce(request, self._given_up)
@@ -293,6 +291,15 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         position.num_padded = padded
         position.receive(self._token, self._place)
         return batch
+
+
+def _without_frames(error: Exception) -> Exception:
+    """Returns an error that a Flow keeps. The frames of its traceback, and of the errors that led to it, would refer to
+    the Flow."""
+    part: BaseException | None = error
+    while part is not None:
+        part = part.with_traceback(None).__context__
+    return error
 
 
 def _draws(sampler: Sampler, seed: int, epoch: int, step: int, indices: NDArray[np.int64]) -> Draws:

@@ -1,0 +1,143 @@
+"""Without a garbage collector, every object of a loader is freed when the last name of it goes, however it was left."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shardio import ShardLoader
+from shardio.augment import Compose, Normalize, PerSample, RandomCrop
+from shardio.reading.reader import MappedReader
+
+Leave = Callable[[ShardLoader], object]
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def living() -> dict[int, Any]:
+    """The objects of shardio's types, by their addresses."""
+    objects = [one for one in gc.get_objects() if type(one).__module__.startswith("shardio.")]
+    return {id(one): one for one in objects if not isinstance(one, type) and type(one).__weakrefoffset__}
+
+
+def left_behind(before: dict[int, weakref.ref[Any]]) -> list[str]:
+    """The types of the objects that are alive and were not alive before."""
+    deadline = time.monotonic() + 5  # threads may be about to let go of their last batch
+    while True:
+        found = [one for place, one in living().items() if place not in before or before[place]() is not one]
+        if not found or time.monotonic() > deadline:
+            return [type(one).__name__ for one in found]
+        del found
+        time.sleep(0.01)
+
+
+def fail_once(kind: type[BaseException], step: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    calls: list[None] = []
+
+    def function(images: torch.Tensor) -> torch.Tensor:
+        calls.append(None)
+        if len(calls) == step:
+            raise kind("here")
+        return images
+
+    return function
+
+
+def fail_from_another(image: torch.Tensor) -> torch.Tensor:
+    try:
+        raise ArithmeticError
+    except ArithmeticError:
+        raise LookupError from None
+
+
+def read_all(loader: ShardLoader) -> None:
+    for _ in loader:
+        pass
+
+
+def break_out(loader: ShardLoader) -> None:
+    for _ in loader:
+        break
+
+
+def raise_in_the_loop(loader: ShardLoader) -> None:
+    for _ in loader:
+        raise ArithmeticError
+
+
+def keep_the_iterator(loader: ShardLoader) -> Any:
+    iterator = iter(loader)
+    next(iterator)
+    return iterator
+
+
+def close_and_go_on(loader: ShardLoader) -> None:
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    next(iterator)
+
+
+def two_iterators(loader: ShardLoader) -> None:
+    for _ in zip(loader, islice(loader, 2), strict=False):
+        pass
+
+
+def ways() -> dict[str, tuple[Leave, dict[str, Any]]]:
+    """Ways of leaving an iterator, each with options of the loader."""
+    return {
+        "not begun": (iter, {}),
+        "read to its end": (read_all, {}),
+        "break": (break_out, {}),
+        "an error in the loop": (raise_in_the_loop, {}),
+        "an error in the transform": (read_all, {"transform": fail_once(ArithmeticError, 3)}),
+        "Ctrl-C in the first batch": (read_all, {"transform": fail_once(KeyboardInterrupt, 1)}),
+        "an iterator that lives longer than its loader": (keep_the_iterator, {}),
+        "closed in mid-epoch": (close_and_go_on, {}),
+        "two iterators": (two_iterators, {}),
+        "crops": (break_out, {"transform": Compose([RandomCrop(4), Normalize("imagenet")])}),
+        "a crop that does not fit": (read_all, {"transform": RandomCrop(64)}),
+        "an error in a transform of single samples": (read_all, {"transform": PerSample(fail_from_another)}),
+        "a damaged shard": (read_all, {"check": "sample"}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("device", "prefetch"), [("cpu", 0), ("cpu", 4), pytest.param("cuda", 4, marks=pytest.mark.gpu)]
+)
+def test_a_loader_is_freed_without_a_collection_however_its_iterator_is_left(
+    device: str,
+    prefetch: int,
+    make_set: Callable[..., Path],
+    no_collections: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, out = MappedReader.read, make_set(61)
+    monkeypatch.setattr(MappedReader, "read", lambda *words: (time.sleep(0.002), read(*words)))  # some wait to be read
+    ShardLoader(out, 8, device="cpu").close()  # which fills what is cached
+    table, found = ways(), {}
+    before = {place: weakref.ref(one) for place, one in living().items()}
+    for how, (leave, options) in table.items():
+        if how == "a damaged shard":
+            shard = min(out.glob("*0.npy"))
+            shard.write_bytes(shard.read_bytes()[:-30] + bytes(30))
+        with suppress(BaseException):
+            leave(ShardLoader(out, 8, device=device, prefetch=prefetch, num_threads=2, **options))
+        if names := left_behind(before):
+            found[how] = names
+    assert not found
