@@ -26,7 +26,7 @@ from shardio.order.orders import Endless, Order, Shuffle, make_order
 from shardio.order.sampler import Sampler, Tail
 from shardio.reading.choose import Io, SplitSource
 from shardio.reading.mixed import MixedSource
-from shardio.system.eager import eager
+from shardio.system.eager import eager, warn_caller
 
 
 class ShardLoader:
@@ -340,5 +340,12 @@ def _sampler(order: Order, options: Options) -> Sampler:
             f"expected at least one batch, but {order.num_samples} samples are fewer than the global batch of "
             f'{sampler.global_batch_size}, and tail="drop" leaves out short batches: use a smaller '
             'batch_size, or tail="pad" or "short"'
+        )
+    start, stop = sampler.bounds(sampler.num_batches - 1)
+    if start == stop:
+        warn_caller(
+            f'tail="short" leaves the last batch of an epoch empty on rank {sampler.rank} of {sampler.world_size}: '
+            'pass over an empty batch, and divide sums by counts; or use tail="pad", and leave out the last num_padded '
+            "samples of a batch"
         )
     return sampler

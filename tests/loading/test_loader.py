@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -204,6 +205,18 @@ def test_a_rank_by_variables_alone_is_told_once_at_the_first_batch(
             next(batches)
         assert told[0].filename == __file__
         assert len([*batches, *loader]) == 2 * len(loader) - 1
+
+
+@pytest.mark.parametrize(("rank", "tail", "is_told"), [(0, "short", True), (1, "short", False), (0, "pad", False)])
+def test_a_loader_that_will_give_its_rank_an_empty_batch_says_so_when_it_is_opened(
+    rank: int, tail: str, is_told: bool, loader_of: MakeLoader
+) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with loader_of(15, rank=rank, world_size=3, tail=tail) as loader:  # 2 of 47 samples are left for 3 ranks
+            assert [len(batch[0]) for batch in loader] == [15, {"pad": 15, "short": rank}[tail]]
+    assert [one.filename for one in told] == [__file__] * is_told
+    assert all("num_padded" in str(one.message) and "sums" in str(one.message) for one in told)
 
 
 def test_asking_for_an_iterator_begins_no_epoch(loader_of: MakeLoader) -> None:

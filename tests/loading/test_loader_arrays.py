@@ -207,6 +207,7 @@ def test_a_loader_fills_masks_with_what_its_transform_carries(
             assert all(map(torch.equal, tensors_in(more), tensors_in(filled)))
 
 
+@pytest.mark.filterwarnings("ignore:.*empty on rank:RuntimeWarning")
 @pytest.mark.parametrize(
     ("transform", "arrays"),
     [

@@ -33,10 +33,12 @@ def indices_of(batches: Any) -> list[int]:
     return [index for batch in batches for index in batch[2].tolist()]
 
 
+@pytest.mark.filterwarnings("ignore:.*empty on rank:RuntimeWarning")
 def test_jobs_that_change_their_size_again_and_again_read_each_sample_once() -> None:
     assert list(check_resumed_jobs(2, seed=0)) == [1, 2]
 
 
+@pytest.mark.filterwarnings("ignore:.*empty on rank:RuntimeWarning")
 def test_a_sample_read_twice_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     state_dict = ShardLoader.state_dict
 

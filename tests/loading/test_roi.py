@@ -121,6 +121,7 @@ def write_squashed(folder: Path, sizes: Any) -> Path:
     return folder / "out"
 
 
+@pytest.mark.filterwarnings("ignore:.*empty on rank:RuntimeWarning")
 @pytest.mark.parametrize(
     "transform",
     [CenterCrop(56), Pad(2), lambda images: Pad(2)(images)],
