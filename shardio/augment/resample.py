@@ -1,8 +1,9 @@
 """Filter, which resizes images, and Cast, which normalizes them.
 
 Resized images equal torch's antialiased `interpolate` of the cropped uint8 images: lines are filtered with weights of
-16 bits and rounded to gray levels, then columns are filtered in the same way. Pillow's `crop` and `resize` differ by at
-most one gray level. Boxes may have fractional sides, for example in images that were squashed.
+16 bits and rounded to gray levels, then columns are filtered in the same way. Pillow's `crop` and `resize` differ by
+one gray level, seldom by two, and by more where Pillow 13 or later filters the columns of tall images first. Boxes may
+have fractional sides, for example in images that were squashed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 /* Resamples boxes of images to one size, with the same bytes as the operations of torch in tests/support/resampling_by_torch.py
-   and shardio/conversion/images/fit.py. Lines come first: each output is a sum of pixels times weights of 16 bits, rounded to a
-   byte. Then the same along the columns. A line is resampled when the next line of the output needs it, and an output line
+   and tests/conversion/test_fit.py. Lines come first: each output is a sum of pixels times weights of 16 bits, or with WIDE of
+   32, as Pillow has them, rounded to a byte. Then the same along the columns. A line is resampled when the next line of the output needs it, and an output line
    is normalized and cast when it is written, so no image in between is ever in memory. */
 
 #define PY_SSIZE_T_CLEAN
@@ -20,6 +20,8 @@
 #define GROUP 4
 /* Outputs whose weights are found at once. */
 #define BLOCK 32
+/* Of a weight of 32 bits, those behind the point: Pillow's PRECISION_BITS. */
+#define WIDE_BITS 22
 /* What a load may reach beyond the bytes that are wanted, and a store beyond a line. */
 #define SLACK 32
 #define CACHE_LINE 64
@@ -49,7 +51,7 @@ struct job {
     size_t stride;            /* the bytes from line to line of all windows; 0: each is packed, and memory is all ours */
     const int64_t *windows;   /* of each image the part that is there: its first row and column, height and width */
     const struct axis *axes;  /* two of each image, for its rows and for its columns */
-    const uint8_t *flags;     /* of each image MIRRORED or 0, and CUBIC, LANCZOS or 0 */
+    const uint8_t *flags;     /* of each image MIRRORED or 0, WIDE or 0, and CUBIC, LANCZOS, BOX or 0 */
     const float *affine;      /* a factor for each channel, then an offset for each; NULL for bytes */
     void *out;
     const int64_t *lines; /* which image of `out` each becomes; or NULL: one after the other */
@@ -61,7 +63,7 @@ struct job {
     enum depth depth;
 };
 
-enum { MIRRORED = 1, CUBIC = 2, LANCZOS = 4 };
+enum { MIRRORED = 1, CUBIC = 2, LANCZOS = 4, BOX = 8, WIDE = 16 };
 
 static const struct guard *guard;
 
@@ -73,16 +75,17 @@ struct taps {
     size_t count, most, end /* behind the last input of all */, *firsts;
     int precision; /* weights are in units of 2^-precision */
     int same;      /* outputs are inputs */
+    size_t places; /* of 16 bits, that a weight takes */
     int16_t *weights;
     double *exact;    /* weights before they are rounded, of BLOCK outputs after those of BLOCK others */
     uint32_t *groups; /* all of this as the form "avx2" has it, */
     int are_near;     /* which depends on whether neighbors begin near each other */
 };
 
-/* How far the filter of an image reaches. The radius also says which filter it is. */
+/* How far the filter of an image reaches. The radius also says which filter it is: 0 is the box, which reaches a half. */
 INLINE int filter_radius(uint8_t flags)
 {
-    return flags & LANCZOS ? 3 : flags & CUBIC ? 2 : 1;
+    return flags & BOX ? 0 : flags & LANCZOS ? 3 : flags & CUBIC ? 2 : 1;
 }
 
 static double lanczos(double x)
@@ -93,6 +96,8 @@ static double lanczos(double x)
 
 INLINE double filter(int radius, double a, double x)
 {
+    if (radius == 0)
+        return x > -0.5 && x <= 0.5;
     x = fabs(x);
     if (radius == 1)
         return 1 - x > 0 ? 1 - x : 0;
@@ -130,7 +135,7 @@ INLINE double floor_of(double x)
 INLINE size_t weigh(double *weights, size_t most, double *from, double *to, double *largest, const struct axis *axis,
                     double number, double step, double last, int reach, int antialias)
 {
-    double shrink = antialias && axis->scale > 1 ? axis->scale : 1, radius = reach * shrink;
+    double shrink = antialias && axis->scale > 1 ? axis->scale : 1, radius = (reach ? reach : 0.5) * shrink;
     double start = axis->start, scale = axis->scale, low = axis->low, high = axis->high;
     double a = antialias ? -0.5 : -0.75, inverse = 1 / shrink;
     double center[BLOCK], begin[BLOCK], stop[BLOCK], total[BLOCK] = {0};
@@ -210,6 +215,16 @@ INLINE void find_weights(struct taps *taps, const struct axis *axis, int64_t ori
         }
 }
 
+/* The weights once more, in 32 bits. */
+static void widen(struct taps *taps)
+{
+    for (size_t k = 0; k < taps->kept * taps->count; k++) {
+        size_t output = k / taps->count, block = output / BLOCK * BLOCK;
+        double weight = taps->exact[block * taps->most + k % taps->count * BLOCK + output - block] * (1 << WIDE_BITS);
+        ((int32_t *)taps->weights)[k] = (int32_t)(weight + (weight < 0 ? -0.5 : 0.5));
+    }
+}
+
 INLINE void find_any(struct taps *taps, const struct job *job, size_t image, int number, int flip)
 {
     const struct axis *axis = job->axes + NUM_AXES * image + number;
@@ -219,6 +234,7 @@ INLINE void find_any(struct taps *taps, const struct job *job, size_t image, int
     taps->before = (size_t)(first - job->first[number]);
     taps->kept = (size_t)((end < resized ? end : resized) - first);
     int reach = filter_radius(job->flags[image]);
+    taps->places = job->flags[image] & WIDE ? 2 : 1;
     taps->same = axis->scale == 1 && axis->start == floor(axis->start);
     if (taps->same) {
         size_t start = (size_t)((int64_t)axis->start + first - origin);
@@ -228,6 +244,8 @@ INLINE void find_any(struct taps *taps, const struct job *job, size_t image, int
             taps->firsts[k] = start + (flip ? taps->kept - 1 - k : k);
     } else if (!job->antialias) {
         find_weights(taps, axis, origin, resized, first, flip, reach, 0);
+    } else if (reach == 0) {
+        find_weights(taps, axis, origin, resized, first, flip, 0, 1);
     } else if (reach == 1) {
         find_weights(taps, axis, origin, resized, first, flip, 1, 1);
     } else if (reach == 2) {
@@ -235,10 +253,12 @@ INLINE void find_any(struct taps *taps, const struct job *job, size_t image, int
     } else {
         find_weights(taps, axis, origin, resized, first, flip, 3, 1);
     }
+    if (taps->places == 2 && !taps->same)
+        widen(taps);
     /* Outputs are made in groups. */
     for (size_t k = taps->kept; k < taps->kept + GROUP; k++) {
         taps->firsts[k] = taps->firsts[taps->kept - 1];
-        memset(taps->weights + k * taps->count, 0, taps->count * sizeof(int16_t));
+        memset(taps->weights + k * taps->count * taps->places, 0, taps->count * taps->places * sizeof(int16_t));
     }
 }
 
@@ -277,30 +297,63 @@ INLINE uint8_t to_byte(int32_t sum, int precision)
     return (uint8_t)(sum < 0 ? 0 : sum > 255 ? 255 : sum);
 }
 
-static void resample_lines(uint8_t *const *to, const uint8_t *const *from, const struct taps *columns, size_t channels)
+INLINE int32_t weight_of(const int16_t *weights, size_t k, size_t places)
+{
+    return places == 2 ? ((const int32_t *)weights)[k] : weights[k];
+}
+
+INLINE void resample_any(uint8_t *const *to, const uint8_t *const *from, const struct taps *columns, size_t channels,
+                         int precision, size_t places)
 {
     for (size_t row = 0; row < ROWS; row++)
         for (size_t x = 0; x < columns->kept; x++) {
             const uint8_t *pixels = from[row] + columns->firsts[x] * channels;
-            const int16_t *weights = columns->weights + x * columns->count;
+            const int16_t *weights = columns->weights + x * columns->count * places;
             for (size_t c = 0; c < channels; c++) {
-                int32_t sum = 1 << columns->precision >> 1;
+                int32_t sum = 1 << precision >> 1;
                 for (size_t k = 0; k < columns->count; k++)
-                    sum += weights[k] * pixels[k * channels + c];
-                to[row][x * channels + c] = to_byte(sum, columns->precision);
+                    sum += weight_of(weights, k, places) * pixels[k * channels + c];
+                to[row][x * channels + c] = to_byte(sum, precision);
             }
         }
+}
+
+INLINE void join_any(uint8_t *to, const uint8_t *const *lines, const int16_t *weights, size_t count, int precision,
+                     size_t nbytes, size_t places)
+{
+    for (size_t at = 0; at < nbytes; at++) {
+        int32_t sum = 1 << precision >> 1;
+        for (size_t k = 0; k < count; k++)
+            sum += weight_of(weights, k, places) * lines[k][at];
+        to[at] = to_byte(sum, precision);
+    }
+}
+
+static void resample_lines(uint8_t *const *to, const uint8_t *const *from, const struct taps *columns, size_t channels)
+{
+    resample_any(to, from, columns, channels, columns->precision, 1);
 }
 
 static void join_lines(uint8_t *to, const uint8_t *const *lines, const int16_t *weights, size_t count, int precision,
                        size_t nbytes)
 {
-    for (size_t at = 0; at < nbytes; at++) {
-        int32_t sum = 1 << precision >> 1;
-        for (size_t k = 0; k < count; k++)
-            sum += weights[k] * lines[k][at];
-        to[at] = to_byte(sum, precision);
-    }
+    join_any(to, lines, weights, count, precision, nbytes, 1);
+}
+
+/* Of one picture at a time, while a set is made: no form for a processor is needed. */
+static void resample_wide(uint8_t *const *to, const uint8_t *const *from, const struct taps *columns, size_t channels)
+{
+    if (channels == 3)
+        resample_any(to, from, columns, 3, WIDE_BITS, 2);
+    else
+        resample_any(to, from, columns, channels, WIDE_BITS, 2);
+}
+
+static void join_wide(uint8_t *to, const uint8_t *const *lines, const int16_t *weights, size_t count, int precision,
+                      size_t nbytes)
+{
+    (void)precision;
+    join_any(to, lines, weights, count, WIDE_BITS, nbytes, 2);
 }
 
 INLINE uint32_t bits_of(float x)
@@ -662,6 +715,8 @@ static void find_forms(void)
     forms[num_forms++] = (struct form){"portable", find_taps, resample_lines, join_lines, cast};
 }
 
+static const struct form wide = {"wide", find_taps, resample_wide, join_wide, cast};
+
 /* Memory of one thread. `lines` are resampled lines: that of row number n is in place n modulo `places`. */
 struct room {
     struct taps rows, columns;
@@ -725,6 +780,7 @@ static void resample_one(const struct job *job, const struct form *form, struct 
     struct taps *rows = &room->rows, *columns = &room->columns;
     size_t n = (size_t)job->size[ALONG_COLUMNS] * job->channels;
     size_t at = (job->lines ? (size_t)job->lines[number] : number) * (size_t)job->size[ALONG_ROWS] * n;
+    form = job->flags[number] & WIDE ? &wide : form;
     form->find_taps(rows, job, number, ALONG_ROWS, 0);
     form->find_taps(columns, job, number, ALONG_COLUMNS, job->flags[number] & MIRRORED);
     size_t before = columns->before * job->channels, nbytes = columns->kept * job->channels, made = rows->firsts[0];
@@ -751,7 +807,7 @@ static void resample_one(const struct job *job, const struct form *form, struct 
             if (rows->same)
                 memcpy(to + before, room->sources[0], nbytes);
             else
-                form->join_lines(to + before, room->sources, rows->weights + row * rows->count, rows->count,
+                form->join_lines(to + before, room->sources, rows->weights + row * rows->count * rows->places, rows->count,
                                  rows->precision, nbytes);
         }
         if (job->depth != UINT8)
@@ -768,7 +824,7 @@ static int make_taps(struct taps *taps, const struct job *job, int number)
     size_t most = 2 * (size_t)ceil(radius_of(job, largest)) + 2;
     taps->most = ((most < limit ? most : limit) + 1) / 2 * 2;
     taps->firsts = malloc((kept + BLOCK) * sizeof(size_t));
-    taps->weights = malloc((kept + BLOCK) * taps->most * sizeof(int16_t));
+    taps->weights = malloc((kept + BLOCK) * taps->most * sizeof(int32_t));
     taps->exact = malloc((kept + 2 * BLOCK) * taps->most * sizeof(double));
     taps->groups = malloc((kept + GROUP) / GROUP * (20 + 8 * taps->most) * sizeof(uint32_t));
     return taps->firsts && taps->weights && taps->exact && taps->groups;
@@ -974,7 +1030,8 @@ static PyMethodDef methods[] = {
      "resample(pixels, places, stride, windows, axes, flags, lines, out, affine, channels, resized, first, size, "
      "antialias, depth, form)\n\n"
      "out = for each image outputs number `first` to `first + size` of the `resized` ones, along rows and columns, mirrored\n"
-     "where its flag has the bit 1, by a cubic filter where it has the bit 2, by Lanczos' with the bit 4.\n"
+     "where its flag has the bit 1, by a cubic filter where it has the bit 2, by Lanczos' with the bit 4, by a box with 8;\n"
+     "with weights of 32 bits where it has the bit 16.\n"
      "`pixels` has a window of each, whose first byte is in `places`, with lines `stride` bytes apart, or, with 0, packed.\n"
      "Along an axis, output i is centered at start + scale * (i + 1/2),\n"
      "and the filter sees pixels from low to before high. depth is 0 for bytes and an empty affine; or 1, 2, 3 for float32,\n"

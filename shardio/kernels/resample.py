@@ -1,6 +1,6 @@
 """Resamples boxes of images, mirrors, normalizes and casts them, by _resample.c in the calling thread.
 
-The results equal those of the torch operations in shardio.conversion.images.fit.
+The results equal those of torch's antialiased `interpolate`, or with `wide` those of Pillow: see `resample`.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ def resample(
     *,
     cubic: bool | NDArray[np.bool_],
     lanczos: bool = False,
+    box: bool = False,
+    wide: bool = False,
     antialias: bool = True,
     resized: tuple[int, int] | None = None,
     first: tuple[int, int] = (0, 0),
@@ -105,7 +107,8 @@ def resample(
     - `axes`, (B, 2, 4): start, scale, low and high, for rows and then for columns. Output i is centered at start +
       scale * (i + 1/2) in the image. The filter uses the pixels from low to high, which must lie inside the window.
     - `flips`, (B,): whether to mirror a result; `cubic`: whether the filter is bicubic, not bilinear, for all or (B,)
-    - `lanczos`: whether the filter is Lanczos' with three lobes instead, for all
+    - `lanczos`, `box`: whether the filter is Lanczos' with three lobes, or the mean of a box, instead, for all
+    - `wide`: whether weights have 22 binary places, as in Pillow, and not at most 16 bits, as in torch
     - `resized`: the size of the whole resized image (default: the size of `out`); `first`: the row and column of it
       where `out` begins. Pixels outside of the resized image are black.
     - `lines`: the index in `out` of each result; None for one result after the other
@@ -120,7 +123,7 @@ def resample(
         planes.stride,
         planes.windows.sides,
         np.ascontiguousarray(axes, np.float64),
-        np.ascontiguousarray(flips + np.multiply(cubic, 2) + 4 * lanczos, np.uint8),
+        np.ascontiguousarray(flips + np.multiply(cubic, 2) + 4 * lanczos + 8 * box + 16 * wide, np.uint8),
         None if lines is None else np.ascontiguousarray(lines, np.int64),
         out,
         b"" if affine is None else np.ascontiguousarray(affine, np.float32),

@@ -2,12 +2,16 @@
 
 Placement and rounding are torchvision's: `crop` with a square size is Resize(size) followed by CenterCrop(size).
 The kernel in C gives the same bytes as torch on any processor, and resizes only the part that the sample shows.
+
+`adm` gives the bytes of `center_crop_arr` in guided_diffusion/image_datasets.py of Dhariwal and Nichol, "Diffusion
+models beat GANs on image synthesis", NeurIPS 2021, with Pillow up to version 12, which always resized rows first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -118,25 +122,25 @@ class Fit:
         except DecodeError as error:
             raise DecodeError(error.reason, f"{width} x {height} resized: {error.detail}") from None
         sample = np.empty((*self.size, 3), np.uint8) if out is None else out
-        top, left = placement.top, placement.left
         if self.mode == "adm":
-            resized = _resize_as_adm(pixels, self.size[0], placement.resized)
-            sample[:] = resized[top : top + self.size[0], left : left + self.size[1]]
-            return sample
+            for sides in islice(_halvings((height, width), self.size[0]), 1, None):
+                halved = np.empty((*sides, 3), np.uint8)
+                _resample(pixels, np.divide(pixels.shape[:2], sides), halved, cubic=False, box=True)
+                pixels, (height, width) = halved, sides
         # The last rows and columns of a reduced picture may belong to it in part.
         sides, extent = pixels.shape[:2], (height / reduction, width / reduction)
-        scales = [side / new for side, new in zip(sides, placement.resized, strict=True)]
+        scales = np.divide(sides, placement.resized)
         if extent != sides:  # as torch computes them from factors that it rounds down to the new sides
-            scales = [1 / (new / old * (1 + 2**-40)) for new, old in zip(placement.resized, extent, strict=True)]
-        kernel.resample(
-            kernel.Planes.of_images(np.ascontiguousarray(pixels)[None]),
-            np.array([[(0, scale, 0, side) for scale, side in zip(scales, sides, strict=True)]], np.float64),
-            np.zeros(1, bool),
-            sample[None],
+            scales = 1 / (np.divide(placement.resized, extent) * (1 + 2**-40))
+        _resample(
+            pixels,
+            scales,
+            sample,
             cubic=self.resample == "bicubic",
             lanczos=self.resample == "lanczos",
+            wide=self.mode == "adm",
             resized=placement.resized,
-            first=(top, left),
+            first=(placement.top, placement.left),
         )
         return sample
 
@@ -165,18 +169,11 @@ def _halvings(sides: tuple[int, int], target: int) -> Iterator[tuple[int, int]]:
         yield sides
 
 
-def _resize_as_adm(pixels: NDArray[np.uint8], target: int, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Returns a picture resized to `size` (height, width) by Pillow: halved by averaging, then resized bicubically.
-
-    Gives the same pixels as `center_crop_arr` in guided_diffusion/image_datasets.py of Dhariwal and Nichol, "Diffusion
-    models beat GANs on image synthesis", NeurIPS 2021.
-    """
-    from PIL import Image  # no other mode needs it
-
-    picture = Image.fromarray(pixels)
-    for height, width in list(_halvings((picture.height, picture.width), target))[1:]:
-        picture = picture.resize((width, height), Image.Resampling.BOX)
-    return np.asarray(picture.resize((size[1], size[0]), Image.Resampling.BICUBIC))
+def _resample(pixels: NDArray[np.uint8], scales: NDArray[np.float64], out: NDArray[np.uint8], **options: Any) -> None:
+    """Resizes a picture into `out`: a row and a column of the result are `scales` rows and columns of the picture."""
+    planes = kernel.Planes.of_images(np.ascontiguousarray(pixels)[None])
+    axes = [(0, scale, 0, side) for scale, side in zip(scales, pixels.shape[:2], strict=True)]
+    kernel.resample(planes, np.array([axes], np.float64), np.zeros(1, bool), out[None], **options)
 
 
 def _nearest(target: int, start: int, resized: int, side: int) -> NDArray[np.int64]:
