@@ -148,7 +148,7 @@ class Plan:
 
 def library_versions() -> dict[str, str]:
     """Returns the versions of the libraries whose decoders and kernels decide the pixels, by name of the library."""
-    return {"shardio": __version__, **{name: version(name) for name in ("torch", "pillow", "simplejpeg")}}
+    return {"shardio": __version__, **{name: version(name) for name in ("pillow", "simplejpeg")}}
 
 
 def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Plan:
