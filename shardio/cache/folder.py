@@ -94,19 +94,13 @@ class Cache:
         """Returns how many bytes this user may still write to the cache's filesystem."""
         return shutil.disk_usage(self.folder).free
 
-    def digests(self, start: str = "") -> list[str]:
-        """Returns the digests of all copies that begin with `start`, unsorted; none if the folder cannot be listed."""
-        away = contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError)
-        with away, os.scandir(self.folder) as entries:
-            names = [e.name for e in entries if e.name.startswith(start) and e.is_dir(follow_symlinks=False)]
-            return list(filter(is_digest, names))
-        return []
-
     def copies(self) -> list[CachedCopy]:
         """Returns a CachedCopy for each copy in the cache, unsorted. Raises CacheError if the folder is not a cache."""
         self._check()
+        with os.scandir(self.folder) as entries:
+            digests = [e.name for e in entries if is_digest(e.name) and e.is_dir(follow_symlinks=False)]
         found = []
-        for digest in self.digests():
+        for digest in digests:
             with contextlib.suppress(FileNotFoundError):  # evicted in between
                 found.append(_describe(CopyPaths(self.folder, digest)))
         return found

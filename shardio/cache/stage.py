@@ -110,8 +110,9 @@ def take_lease(storage: Storage, cache: Cache, digest: str | None = None) -> tup
     The storage is not read if the copy named by `digest`, or by its first digits, is complete. Raises the errors of
     `load_manifest` and `Cache.lease`.
     """
-    if digest is not None and len(digest) >= 12 and len(found := cache.digests(digest)) == 1:
-        digest = found[0]
+    if digest is not None and len(digest) >= 12:
+        found = [path.name for path in cache.folder.glob("*") if path.name.startswith(digest) and is_digest(path.name)]
+        digest = found[0] if len(found) == 1 else digest
     if digest is None or not is_digest(digest):
         manifest = storage.load_manifest(digest)
         return cache.lease(manifest.digest), manifest
