@@ -2,7 +2,7 @@
 
 A copy is a folder named by the set's digest. A lease, a shared lock on DIGEST.lock, keeps it from being evicted. The
 right to fill, an exclusive lock on DIGEST.fill, is taken under a lease. All locks end with their process. Without
-DIGEST.lock a copy has no lease; the first process that takes a lease creates the file.
+DIGEST.lock, or with one that is younger than the copy, leases may be unseen: the copy is evicted after two periods.
 
     a copy is    shown by                      moved on by
     absent       no folder                     CopyFiller, with the right to fill: partial

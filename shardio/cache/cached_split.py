@@ -27,7 +27,7 @@ from shardio.cache.leases import Lease
 from shardio.cache.meeting import Meeting
 from shardio.cache.partial_set import PartialReader, PartialSet, fetch
 from shardio.cache.stage import take_lease
-from shardio.errors import FormatError, printable
+from shardio.errors import FormatError, ShardioError, printable
 from shardio.format.entries import ShardEntry, SplitEntry
 from shardio.format.layout import crc32
 from shardio.format.manifest import Manifest
@@ -37,6 +37,7 @@ from shardio.reading.choose import Io, SplitSource, make_reader
 from shardio.reading.layout import as_rows
 from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet, open_shards
+from shardio.sets.names import is_url, resolve
 from shardio.sets.storage import Storage, open_storage
 from shardio.system.pour import direct_alignment
 from shardio.system.threads import DaemonThread, Flag, close_at_exit
@@ -79,7 +80,7 @@ class _BackgroundFill:
             on_wait=self._tell_waiting,
             on_fill=self._tell_filling,
             meeting=meeting,
-            on_message=self._warn,
+            on_message=_warn,
         )
         thread = DaemonThread(partial(self._run, filler), "shardio-stage")
         self.threads.append(thread)
@@ -101,14 +102,10 @@ class _BackgroundFill:
                 self.state = "stopped"
                 return
             self.state = f"failed: {error}"
-            self._warn(f"training continues, reading {self.storage.name} without a copy: {error}")
+            _warn(f"training continues, reading {self.storage.name} without a copy: {error}")
         finally:
             if self.stopped.is_set():
                 self._end_lease()
-
-    def _warn(self, text: str) -> None:
-        with contextlib.suppress(RuntimeWarning):  # where warnings are errors
-            warnings.warn(printable(text), RuntimeWarning, stacklevel=2)
 
     def stop(self) -> None:
         self.stopped.set()
@@ -285,6 +282,11 @@ def _by_need(split: SplitEntry, batches: Iterable[NDArray[np.int64]]) -> list[Sh
     return [split.shards[number] for number in numbers]
 
 
+def _warn(text: str) -> None:
+    with contextlib.suppress(RuntimeWarning):  # where warnings are errors
+        warnings.warn(printable(text), RuntimeWarning, stacklevel=2)
+
+
 def open_source(
     path: str | os.PathLike[str],
     split: str,
@@ -295,6 +297,18 @@ def open_source(
     """Returns a source of the split of the set `path`, a folder or URL.
 
     With `cache`, a folder, the source is a CachedSplit, which copies together with the ranks of the Meeting that `meet`
-    returns, if any. Otherwise the set is read where it is.
+    returns, if any. Otherwise the set is read where it is; also, with a warning, if the cache cannot be made or locked.
     """
-    return SplitSource(path, split, digest) if cache is None else CachedSplit(path, cache, split, digest, meet())
+    if cache is None:
+        return SplitSource(path, split, digest)
+    meeting = meet()
+    try:
+        return CachedSplit(path, cache, split, digest, meeting)
+    except OSError as error:
+        # The other ranks wait for this one, and a set at a URL is only read through a cache.
+        if meeting is not None or is_url(resolve(path)) or isinstance(error, ShardioError):
+            raise
+        source = SplitSource(path, split, digest)  # if it was the set that cannot be read, this fails, too
+        source.staging = {"state": f"failed: {error}", "path": str(cache)}
+        _warn(f"training continues, reading {path} without a copy: {error}")
+        return source

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from shardio.cache.leases import LOOKING_SECONDS, CopyPaths, Lease, holders_of, is_held, open_in_cache
+from shardio.cache.leases import LOOKING_SECONDS, MARKER_NAME, CopyPaths, Lease, holders_of, is_held, open_in_cache
 from shardio.errors import CacheError, SpaceError
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.parse import is_digest
@@ -28,7 +28,6 @@ from shardio.system.files import lock_at_once, make_folder, write_all
 from shardio.system.machine import filesystem_kind, is_shared
 from shardio.system.opening import open_folder
 
-MARKER_NAME = "shardio-cache.txt"
 _MARKER = b"""\
 This folder is a cache of shardio: copies of shard sets, named by their digests, which can be made again.
 `shardio evict` removes those that were not used for longest. Put nothing else here.
@@ -47,7 +46,7 @@ class CachedCopy:
     """The size of the files that are there, including unfinished ones. Copies may share files: see `nbytes_alone`."""
     complete: bool
     last_used: float
-    """When a lease last began or ended, in seconds since the epoch."""
+    """When a process last had a lease, up to a minute ago, in seconds since the epoch."""
     source: str
     """The folder or URL that it was last copied from; "" if unknown."""
     in_use: bool
@@ -57,7 +56,7 @@ class CachedCopy:
     nbytes_alone: int = 0
     """The size of the files that no other copy has, which is what eviction frees."""
     problem: str = ""
-    """Why its lock cannot be read, for example because it is a link; "" if it can. The copy then counts as in use."""
+    """Why its lock does not say whether it is in use: it is a link, or new. "" if it does. It then counts as in use."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class Cache:
         found = []
         for digest in digests:
             with contextlib.suppress(FileNotFoundError):  # evicted in between
-                found.append(_describe(CopyPaths(self.folder, digest)))
+                found.append(_describe(CopyPaths(self.folder, digest), self.may_remove(digest)))
         return found
 
     def evict(self, *, keep: int | None = None, free: int | None = None) -> EvictReport:
@@ -171,7 +170,8 @@ class Cache:
     def _remove(self, paths: CopyPaths) -> bool:
         """Removes a copy and its lock files, and returns True. Returns False, and removes nothing, if it is in use.
 
-        Raises PermissionError, and leaves the copy as it was, if this user may not remove all of it.
+        Leaves the copy as it was, too, and raises PermissionError if this user may not remove all of it, or CacheError
+        if its lock does not say whether it is in use.
         """
         lock = paths.lock_alone()
         if lock is None:
@@ -181,6 +181,7 @@ class Cache:
             return False
         trash = self.folder / f".{paths.digest}.{secrets.token_hex(4)}{_EVICTED_SUFFIX}"
         with lock:
+            paths.check_lock(lock)
             if not self.may_remove(paths.digest):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(paths.folder))
             with contextlib.suppress(FileNotFoundError):  # another process was faster
@@ -222,7 +223,7 @@ class Cache:
         if marker.exists():
             # A process was killed right after making it, or the owner of the folder has made it.
             if not marker.stat().st_size:
-                with contextlib.suppress(PermissionError), open_in_cache(marker, os.O_WRONLY, sole_name=True) as file:
+                with contextlib.suppress(OSError), open_in_cache(marker, os.O_WRONLY, sole_name=True) as file:
                     write_all(file.fileno(), _MARKER)
             return
         kind = filesystem_kind(next(path for path in (self.folder, *self.folder.parents) if path.exists()))
@@ -251,14 +252,17 @@ class Cache:
             )
 
 
-def _describe(paths: CopyPaths) -> CachedCopy:
-    problem = ""
+def _describe(paths: CopyPaths, may_remove: bool) -> CachedCopy:
+    status, processes, in_use, problem = os.stat(paths.folder), tuple[int, ...](), False, ""
     try:
+        if may_remove:
+            with contextlib.suppress(OSError):  # a full disk
+                paths.open_lock().close()
         status = os.lstat(paths.lock)
         processes = holders_of(status)
-        in_use = bool(processes) or is_held(paths.lock)
-    except FileNotFoundError:  # put here by hand: there is no lease on it
-        status, processes, in_use = os.stat(paths.folder), (), False
+        in_use = bool(processes) or is_held(paths)
+    except FileNotFoundError:  # only others can remove it
+        pass
     except CacheError as error:
         in_use, problem = True, str(error)
     nbytes, nbytes_alone = _sizes([_statuses(paths.folder)])

@@ -1,8 +1,9 @@
 """Leases, which keep a copy in a cache from being evicted, and the right to fill a copy.
 
 A process takes the right to fill only while it holds a lease. So a process with an exclusive lock on the lease's file
-is alone with the copy, and only such a process removes lock files. Any user of a shared cache may put something else at
-the path of a lock file, so lock files are opened by `open_untrusted`.
+is alone with the copy, and only such a process removes lock files. Cleaners of old files do, too, though holders touch
+the files: then each holder makes the file anew, and until it has done so, nobody can see its lease. Any user of a
+shared cache may put something else at the path of a lock file, so lock files are opened by `open_untrusted`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import errno
 import fcntl
 import json
 import os
+import queue
 import stat
 import time
+import weakref
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from shardio.errors import CacheError, FormatError, SetNotFoundError
@@ -24,13 +28,20 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest, read_manifest
 from shardio.system.files import lock_at_once, make_folder, write_all
 from shardio.system.machine import PROC
-from shardio.system.opening import FolderHandle, OpenFile, kind_of, naming, open_untrusted
+from shardio.system.opening import FolderHandle, OpenFile, is_same_file, kind_of, naming, open_untrusted
+from shardio.system.threads import DaemonThread
 
+MARKER_NAME = "shardio-cache.txt"
 WAY_OUT = ": shardio has not put it there. Remove it, or choose another cache"
 # A process that only checks whether a copy is in use holds its lock for a moment, and does not use the copy.
 LOOKING_SECONDS = 0.01
 # An evictor holds a lock for as long as a rename takes. Any user who may read a lock can hold it for ever.
 _LEASE_SECONDS = 30.0
+# Holders touch the lock, and look whether it is still there, this often.
+KEEP_SECONDS = 60.0
+_CLOSE_SECONDS = 1.0
+# The content of a lock file that was made before its copy: all leases on the copy are locks on this very file.
+_IS_OLDER = b"older than the copy\n"
 _MAX_SOURCE_NBYTES = 1 << 16
 
 
@@ -55,9 +66,45 @@ class CopyPaths:
         """The lock file of the right to fill the copy. It also stores where the copy's files come from."""
         return self.cache / f"{self.digest}.fill"
 
+    def open_lock(self) -> OpenFile:
+        """Opens the lock file for reading, which is enough to lock it. Makes it, readable by all, if it is missing.
+
+        Of a whole copy on a read-only filesystem, where nothing is evicted, it opens the manifest instead.
+        """
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return open_in_cache(self.lock)
+            try:
+                # Never O_CREAT alone, which the kernel refuses for other users' files in folders such as /tmp.
+                lock = open_in_cache(self.lock, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            except FileExistsError:  # made by another process in between
+                continue
+            except OSError as error:
+                if error.errno == errno.EROFS and (self.folder / MANIFEST_NAME).is_file():
+                    return open_in_cache(self.folder / MANIFEST_NAME)
+                raise
+            with contextlib.suppress(OSError):  # a filesystem without permissions, or a full one
+                # Whatever the umask says about data: a lock that others cannot open keeps them from the copy for ever.
+                os.fchmod(lock.fileno(), stat.S_IMODE(os.fstat(lock.fileno()).st_mode) | 0o644)
+                if not os.path.lexists(self.folder):
+                    write_all(lock.fileno(), _IS_OLDER)
+            return lock
+
+    def check_lock(self, lock: OpenFile) -> None:
+        """Raises CacheError if holders of a lock that was removed may still come back, and lock `lock`.
+
+        The first look at a copy without a lock makes `lock`. Its holders come back within a period.
+        """
+        left = 2 * KEEP_SECONDS - abs(time.time() - os.fstat(lock.fileno()).st_mtime)
+        if left > 0 and os.pread(lock.fileno(), len(_IS_OLDER), 0) != _IS_OLDER:
+            raise CacheError(
+                f"{self.lock}: expected the lock file that is older than the copy, found one made anew: a process that "
+                f"uses the copy may not hold it yet. Unless one does, the copy can be evicted in {left:.0f} seconds"
+            )
+
     def lock_alone(self) -> OpenFile | None:
         """Returns the lock file, locked exclusively; None if another process holds a lock on it or has removed it."""
-        lock = open_lock(self.lock)
+        lock = self.open_lock()
         if lock_at_once(lock.fileno()) and os.fstat(lock.fileno()).st_nlink:
             return lock
         lock.close()
@@ -90,7 +137,8 @@ class CopyPaths:
 class Lease:
     """Keeps a copy from being evicted until `close`, or until the object or the process ends. Not thread safe.
 
-    A forked process inherits the lease and holds it while it lives. A program started by exec does not inherit it.
+    A thread touches the lock file each minute, and makes it anew, locked, if it was removed. A forked process inherits
+    the lease and holds it while it lives, without such a thread. A program started by exec does not inherit it.
     """
 
     def __init__(self, paths: CopyPaths, lock: OpenFile) -> None:
@@ -100,20 +148,26 @@ class Lease:
         self._paths = paths
         self._lock = lock
         self._tried_filling = False
+        self._ended: queue.SimpleQueue[object] = queue.SimpleQueue()
+        keep = partial(_keep, weakref.ref(self, self._ended.put), self._ended)
+        self._keeper = DaemonThread(keep, "shardio-lease")
         self._touch()
+        with contextlib.suppress(RuntimeError):  # the system allows no more threads
+            self._keeper.begin()
 
     @classmethod
     def take(cls, paths: CopyPaths) -> Lease:
         """Returns a lease on a copy. Waits up to 30 seconds for an evictor. Raises the errors of `Cache.lease`."""
-        while True:
-            with contextlib.ExitStack() as stack:
-                lock = stack.enter_context(open_lock(paths.lock))
-                with naming(paths.lock):
-                    lock_within(lock.fileno(), fcntl.LOCK_SH, _LEASE_SECONDS)
-                if os.fstat(lock.fileno()).st_nlink:  # or the copy was evicted before the lock was taken
-                    _check_folder(paths.folder)
-                    stack.pop_all()
-                    return cls(paths, lock)
+        return cls(paths, _lock_shared(paths))
+
+    def keep(self) -> None:
+        """Touches the lock file, or makes it anew, locked, if it was removed. Raises the errors of `Cache.lease`."""
+        if not is_same_file(before := self._lock, self._paths.lock):
+            lock = _lock_shared(self._paths)
+            if before.closed:  # by `close`, which does not wait for long
+                return
+            self._lock = lock
+        self._touch()
 
     def is_complete(self) -> bool:
         """Returns whether the copy is complete: whether it has its manifest, which is written last."""
@@ -176,6 +230,7 @@ class Lease:
         Raises CacheError if the path holds something other than a folder, or another set; PermissionError if the cache
         has the sticky bit set and only another user may continue the copy.
         """
+        self.keep()  # a lock that others make once there is a folder counts as younger
         make_folder(self.path)
         _check_folder(self.path)
         folder = FolderHandle(self.path)
@@ -199,6 +254,9 @@ class Lease:
 
     def close(self) -> None:
         """Ends the lease. May be called again."""
+        self._ended.put(None)
+        with contextlib.suppress(queue.Empty):
+            self._keeper.wait(_CLOSE_SECONDS)
         if not self._lock.closed:
             self._touch()
             self._lock.close()
@@ -210,7 +268,9 @@ class Lease:
             self._tried_filling = False
 
     def _touch(self) -> None:
-        """Records the time of the last use, if this user has the permission."""
+        """Records the time of the last use, if this user has the permission. Also keeps the marker from growing old."""
+        with contextlib.suppress(OSError):
+            os.utime(self._paths.cache / MARKER_NAME, follow_symlinks=False)
         with contextlib.suppress(OSError):
             os.utime(self._lock.fileno())
 
@@ -233,18 +293,28 @@ def open_in_cache(path: Path, flags: int = os.O_RDONLY, *, sole_name: bool = Fal
     return open_untrusted(path, flags, refusal=CacheError, way_out=WAY_OUT, sole_name=sole_name)
 
 
-def open_lock(path: Path) -> OpenFile:
-    """Opens the lock file for reading, which is enough to lock it. Creates it, readable by all, if it is missing."""
+def _lock_shared(paths: CopyPaths) -> OpenFile:
+    """Returns the lock file of a copy, locked as by `Lease.take`."""
     while True:
-        with contextlib.suppress(FileNotFoundError):
-            return open_in_cache(path)
-        # Never O_CREAT alone, which the kernel refuses for other users' files in folders such as /tmp.
-        with contextlib.suppress(FileExistsError):  # made by another process in between
-            lock = open_in_cache(path, os.O_CREAT | os.O_EXCL)
-            with contextlib.suppress(OSError):  # a filesystem without permissions
-                # Whatever the umask says about data: a lock that others cannot open keeps them from the copy for ever.
-                os.fchmod(lock.fileno(), stat.S_IMODE(os.fstat(lock.fileno()).st_mode) | 0o644)
+        lock = paths.open_lock()
+        with naming(paths.lock):
+            lock_within(lock.fileno(), fcntl.LOCK_SH, _LEASE_SECONDS)
+        if os.fstat(lock.fileno()).st_nlink:  # or the copy was evicted before the lock was taken
+            _check_folder(paths.folder)
             return lock
+
+
+def _keep(lease: weakref.ref[Lease], ended: queue.SimpleQueue[object]) -> None:
+    """Keeps the lock of a lease, until `ended` has an item."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            ended.get(timeout=KEEP_SECONDS)
+            return
+        # Whatever is wrong in the cache may be right a period later.
+        with contextlib.suppress(OSError, CacheError):
+            if (held := lease()) is not None:
+                held.keep()
+        del held
 
 
 def lock_within(descriptor: int, operation: int, seconds: float) -> None:
@@ -261,14 +331,16 @@ def lock_within(descriptor: int, operation: int, seconds: float) -> None:
         time.sleep(LOOKING_SECONDS)
 
 
-def is_held(path: Path) -> bool:
-    """Returns whether the lock file is locked; True if this user may not open it."""
+def is_held(paths: CopyPaths) -> bool:
+    """Returns whether the lock file is locked; True if this user may not open it. Raises the error of `check_lock`."""
     try:
-        lock = open_in_cache(path)
+        lock = open_in_cache(paths.lock)
     except PermissionError:  # another user's, who does not share it: this user may not remove it
         return True
     with lock:
-        return not lock_at_once(lock.fileno())
+        if is_free := lock_at_once(lock.fileno()):
+            paths.check_lock(lock)
+        return not is_free
 
 
 def holders_of(status: os.stat_result, proc: Path = PROC) -> tuple[int, ...]:

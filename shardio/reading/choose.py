@@ -154,6 +154,8 @@ class SplitSource:
 
     _shards: ShardSet
     _io_reason: str
+    staging: dict[str, Any] | None = None
+    """What `ShardLoader.stats` says about the copy in a cache."""
 
     def __init__(self, path: str | os.PathLike[str], split: str, digest: str | None) -> None:
         self._shards = open_shards(path, split, digest=digest)
@@ -175,7 +177,7 @@ class SplitSource:
 
     def describe(self) -> dict[str, Any]:
         """Returns the entries `io_reason` and `staging` of `ShardLoader.stats`. Call `make_reader` first."""
-        return {"io_reason": self._io_reason, "staging": None}
+        return {"io_reason": self._io_reason, "staging": self.staging}
 
     def stop(self) -> None:
         """Tells the copying into a cache to end, and makes reads from the set's storage fail. Does not wait."""

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,13 +18,14 @@ from typing import Any
 
 import pytest
 from command import printed_by
-from deadlines import must_not_block
+from deadlines import must_not_block, until
 from disks import failing
 
 from shardio.cache import folder as module
 from shardio.cache import leases
-from shardio.cache.folder import MARKER_NAME, Cache
-from shardio.errors import CacheError
+from shardio.cache.folder import Cache
+from shardio.cache.leases import MARKER_NAME
+from shardio.errors import CacheError, SpaceError
 from shardio.format.entries import FileEntry
 from shardio.system.machine import is_shared
 
@@ -164,6 +166,65 @@ def test_a_forked_process_keeps_the_lease_that_its_parent_has_closed(cache: Cach
     code += "\n    time.sleep(0.1)\n    assert not Cache(sys.argv[1]).evict(keep=0).removed\n    os._exit(0)"
     with another_process(code, cache.folder, A):
         assert cache.evict(keep=0).removed
+
+
+def test_a_holder_keeps_its_lock_from_growing_old_and_makes_it_anew(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_copy(cache, A, used=1000)
+    monkeypatch.setattr(leases, "KEEP_SECONDS", 0.01)
+    lock = cache.folder / f"{A}.lock"
+    with cache.lease(A):
+        for path in (lock, cache.folder / MARKER_NAME):
+            os.utime(path, (1000, 1000))
+            until(lambda path=path: path.stat().st_mtime > 1000)
+        lock.unlink()
+        until(lambda: lock.exists() and cache.copies()[0].processes == (os.getpid(),))
+        monkeypatch.setattr(leases, "KEEP_SECONDS", 0.0)
+        assert [copy.in_use for copy in cache.evict(keep=0).kept] == [True]
+    assert cache.evict(keep=0).removed
+
+
+@pytest.mark.parametrize(
+    "look", [Cache.copies, lambda cache: cache.evict(keep=0), lambda cache: cache.lease(A).close()]
+)
+def test_a_copy_whose_lock_was_removed_is_evicted_two_periods_after_the_first_look(
+    cache: Cache, look: Callable[[Cache], Any]
+) -> None:
+    put_copy(cache, A)
+    lock = cache.folder / f"{A}.lock"
+    lock.unlink()
+    look(cache)
+    for periods in (0, 1.9):
+        then = time.time() - periods * leases.KEEP_SECONDS
+        os.utime(lock, (then, then))
+        with pytest.raises(SpaceError):
+            cache.make_room(B, cache.free_nbytes() + 1)
+        (kept,) = cache.evict(keep=0).kept
+        assert (kept.in_use, "made anew" in kept.problem) == (True, True)
+    os.utime(lock, (then - leases.KEEP_SECONDS, then - leases.KEEP_SECONDS))
+    assert cache.evict(keep=0).removed
+
+
+def test_a_whole_copy_on_a_read_only_filesystem_is_used_without_lock_files(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for digest in (A, B):
+        put_copy(cache, digest, complete=digest == A)
+        (cache.folder / f"{digest}.lock").unlink()
+    real = os.open
+
+    def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with cache.lease(A) as lease:
+        lease.keep()
+        assert lease.is_complete()
+    with pytest.raises(OSError, match=rf"Read-only.*{B}\.lock"):
+        cache.lease(B)
 
 
 def test_a_lock_file_that_was_removed_between_its_opening_and_its_lock_is_opened_again(

@@ -165,6 +165,21 @@ def test_without_room_training_goes_on_and_says_so(src: Path, cache: Path, monke
         assert loader.stats()["io"] == "staged"
 
 
+@pytest.mark.parametrize("fault", ["the cache cannot be made", "its copy cannot be locked"])
+def test_without_a_cache_training_goes_on_and_says_so(
+    src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    if fault == "the cache cannot be made":
+        cache.touch()
+    else:
+        monkeypatch.setattr(Cache, "lease", failing(errno.EACCES))
+    with pytest.warns(RuntimeWarning, match="training continues, .* without a copy: .*Errno"):
+        loader = loaded(src, cache)
+    with loader:
+        read_epoch(loader)
+        assert loader.stats()["staging"]["state"].startswith("failed")
+
+
 def test_samples_that_do_not_fit_on_the_disk_are_not_waited_for(
     src: Path, cache: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ leases.CopyPaths.lock_alone = lambda self: opening.open_file(os.devnull, os.O_RD
 """
 LOCKS_OF_FILES_THAT_ARE_GONE = """
 def take(paths):
-    lock = leases.open_lock(paths.lock)
+    lock = paths.open_lock()
     time.sleep(0.01)  # or it would take more rounds
     fcntl.flock(lock.fileno(), fcntl.LOCK_SH)
     return leases.Lease(paths, lock)

@@ -40,7 +40,8 @@ from attack import Child, Rounds, Say, Tell, hash_files, make_parser, never_sync
 from shardio.cache import filler as filling
 from shardio.cache import partial_copy
 from shardio.cache import stage as staging
-from shardio.cache.folder import MARKER_NAME, Cache
+from shardio.cache.folder import Cache
+from shardio.cache.leases import MARKER_NAME
 from shardio.cache.partial_copy import PartialCopy
 from shardio.cache.stage import stage
 from shardio.format.entries import FileEntry
