@@ -48,7 +48,7 @@ def test_all_forms_give_the_same_bytes() -> None:
         given["axes"][:, :, 1] /= size
         dtype = rng.choice(list(DTYPES))
         affine = None if dtype == np.uint8 else rng.normal(size=(2, channels)).astype(np.float32)
-        how = {"cubic": bool(rng.integers(2)), "antialias": bool(rng.integers(2))}
+        how = {name: bool(rng.integers(2)) for name in ("cubic", "antialias", "box", "wide")}
         made = []
         for form in kernel.FORMS:
             out = np.zeros((count, *size, channels), dtype)
@@ -101,15 +101,16 @@ def room(shape, at_the_end):
 shapes = [(1, 1), (2, 1), (3, 3), (5, 40), (37, 61), (1, 900), (900, 1)]
 sizes = [(1, 1), (7, 7), (5, 13)]
 resized = [(1, 1), (9, 9), (37, 61), (80, 20)]
-ways = itertools.product((False, True), (False, True), (True, False), FORMS)
-for at_the_end, cubic, antialias, form in ways:
+filters = [dict(cubic=cubic, antialias=antialias) for cubic in (False, True) for antialias in (True, False)]
+filters += [dict(cubic=False, box=True), dict(cubic=True, wide=True)]
+for at_the_end, filter, form in itertools.product((False, True), filters, FORMS):
     for shape, size, new in itertools.product(shapes, sizes, resized):
         pixels, out = room((2, *shape, 3), at_the_end), room((2, *size, 3), at_the_end)
         pixels[:] = 200
         axes = np.array([[(0, side / n, 0, side) for side, n in zip(shape, new)]] * 2, np.float64)
         for place in ((0, 0), (new[0] - 1, new[1] - 1), (1 - size[0], 1 - size[1]), ((new[0] - size[0]) // 2, 0)):
             if -size[0] < place[0] < new[0]:
-                how = dict(cubic=cubic, antialias=antialias, resized=new, first=place, form=form)
+                how = dict(**filter, resized=new, first=place, form=form)
                 packed = Planes.of_images(pixels)
                 rows = Planes.of_rows(pixels.reshape(2, -1), np.arange(2), packed.windows, (*shape, 3))
                 for planes in (packed, rows):
