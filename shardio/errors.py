@@ -133,4 +133,4 @@ class CacheError(ShardioError, ValueError):
 
 
 class LaunchError(ShardioError, ValueError):
-    """The launcher's environment variables do not give a valid rank and world size."""
+    """The launcher does not give a valid rank and world size, or ranks of a job do not read the same epoch."""

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from shardio.augment.boxes import Draws, Looks
 from shardio.augment.program import Program
+from shardio.loading.agree import Agreement
 from shardio.loading.gather import Pending, head_start_seconds
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
 from shardio.loading.ring import Slot
 from shardio.loading.state import Place, Position
-from shardio.loading.world import warn_if_alone
 from shardio.order.mixture import passes_of
 from shardio.order.sampler import Sampler
 from shardio.reading.reader import Request
@@ -192,9 +192,10 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
     """Iterates over the batches of one epoch, once. Threads may take turns to call `next`. A call during another
     thread's call, even on another iterator of the same loader, raises RuntimeError and changes nothing."""
 
-    def __init__(self, pipeline: Pipeline, position: Position) -> None:
+    def __init__(self, pipeline: Pipeline, position: Position, agreement: Agreement) -> None:
         self._pipeline = pipeline
         self._position = position
+        self._agreement = agreement
         self._token = object()
         self._flow: Flow | None = None
         self._place = position.next
@@ -203,8 +204,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
     def _begin(self) -> Flow:
         """Begins the epoch, and returns its Flow. The first `next` does this, as Lightning calls `iter()` too often."""
         position = self._position
-        if not self._pipeline.meter.counts.batches:
-            warn_if_alone(self._pipeline.options.world)
+        self._agreement.check(position, self._pipeline)
         self._place, sampler = position.next, position.rest()
         self._remaining = sampler.num_batches
         self._pipeline.meter.begin_epoch()

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from shardio.cache.cached_split import open_source
 from shardio.errors import printable
+from shardio.loading.agree import Agreement
 from shardio.loading.dataset import LoaderDataset, RankSampler
 from shardio.loading.iterator import LoaderIterator
 from shardio.loading.mixture import Mixture, Sets, open_mixture
@@ -41,7 +42,7 @@ class ShardLoader:
     epoch, which begins when its first batch is requested. Only one thread at a time may request batches;
     `state_dict()`, `stats()`, `report()` and `close()` may be called in any thread.
 
-    Arguments, and when to set them:
+    Arguments, and when to set them. All up to `tail`, and `transform`, are the same on all ranks:
 
     path: the set: a folder, or a URL if there is a `cache`. `~` is expanded. A dict from path to share, a list
         of `Part`, or a `Mixture` mixes sets.
@@ -164,6 +165,7 @@ class ShardLoader:
             sampler = _sampler(order, options)
             self.shards = source.open(sampler.batches(0))
             self._position = Position(sampler, self.shards)
+            self._agreement = Agreement(world, split)
             # Last: from here on the pipeline owns the source, and nothing can fail any more.
             self._pipeline = Pipeline(source, self.shards, options, self._position.indices)
         except BaseException:  # an error that is kept keeps this frame, and with it the source
@@ -262,7 +264,7 @@ class ShardLoader:
     @eager
     def __iter__(self) -> LoaderIterator:
         check_world(self.world)
-        iterator = LoaderIterator(self._pipeline, self._position)
+        iterator = LoaderIterator(self._pipeline, self._position, self._agreement)
         self._iterators.add(iterator)
         return iterator
 

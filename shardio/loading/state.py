@@ -44,6 +44,7 @@ class Position:
         """The samples given by the `indices` argument; None for all samples of the split."""
         self.sampler = sampler
         self.next = Place(0, 0)
+        self.num_loaded = 0
         self.num_padded = 0
         """The number of samples of the latest batch that came earlier in the same epoch."""
         self._received = Place(0, 0)
@@ -163,6 +164,7 @@ class Position:
             order = self.sampler.order.resumed(state, place.consumed // self.sampler.repeats)
             self.sampler = replace(self.sampler, order=order)
         self._since = place
+        self.num_loaded += 1
         self.go_to(place)
 
     def _check_identity(self, state: Mapping[str, Any]) -> None:

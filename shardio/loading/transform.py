@@ -55,6 +55,13 @@ class TransformStep:
         self.makes_pixels = ours is not None and makes_pixels(ours, self._on_cpu)
         """Whether gather threads make pixels, from regions of the stored images."""
 
+    @property
+    def description(self) -> str | None:
+        """The digest of a transform of shardio; None of any other function, and without one."""
+        with contextlib.suppress(TypeError):  # if a part cannot be stored
+            return self._ours.digest if self._ours else None
+        return None
+
     def program(self, indices: NDArray[np.int64], draws: Draws, whole_lines: int = 0) -> Program | None:
         """Returns what a transform of shardio makes of a batch; None for other functions, and for an empty batch. For
         `whole_lines` see `Program`. Raises the errors of the transform."""

@@ -103,11 +103,16 @@ def meet_in_torch() -> Meeting | None:
         )
     if world.world_size == 1:
         return None
+    store = store_of_torch(f"shardio{next(_MEETINGS)}/")
+    return Meeting(store, world.rank, world.world_size, os.environ.get("MASTER_ADDR") or socket.gethostname())
+
+
+def store_of_torch(prefix: str) -> Any:
+    """Returns the store of torch.distributed, which is initialized, with a prefix for its keys."""
     import torch.distributed as distributed
 
     torch: Any = distributed
-    store = torch.PrefixStore(f"shardio{next(_MEETINGS)}/", torch.distributed_c10d._get_default_store())
-    return Meeting(store, world.rank, world.world_size, os.environ.get("MASTER_ADDR") or socket.gethostname())
+    return torch.PrefixStore(prefix, torch.distributed_c10d._get_default_store())
 
 
 def check_world(world: World) -> None:

@@ -100,6 +100,12 @@ def test_a_trainer_that_counts_steps_goes_on_exactly_on_another_number_of_ranks(
         assert before[:16] + after == [labels.tolist() for _ in range(3) for _, labels in loader]
 
 
+def test_ranks_with_seeds_of_their_own_end_with_an_error(reader: Path, starts: Starts) -> None:
+    script = BLOCKS["torch DDP"][0].replace("batch_size=32)", "batch_size=32, seed=dist.get_rank())")
+    assert not succeeds(starts, script + LAST, 2)
+    assert "the same seed on all ranks" in starts.said()
+
+
 # torchdata
 
 # torchdata 0.11 calls torch.set_vital, which torch 2.13 has deprecated.

@@ -1,0 +1,112 @@
+"""Whether the ranks of a job read the same epochs: each compares its loader with the loader of another rank.
+
+The loaders of a split with the same number have one key in the store of torch.distributed. There the first rank at a
+new place says what it reads and where it has begun epochs, instead of a rank that is not as far. No rank waits for
+another, unless the other is at a place where this rank will not come, and may still move.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import time
+from collections import Counter
+from functools import partial
+from typing import Any, NamedTuple
+
+from shardio.errors import LaunchError, show
+from shardio.loading.pipeline import Pipeline
+from shardio.loading.state import Place, Position
+from shardio.loading.world import World, store_of_torch, warn_if_alone, world_of_torch
+from shardio.system.threads import DaemonThread
+
+# How long the store may take to answer, and a rank at another place to move on.
+LIMIT_SECONDS = 10.0
+# The first epoch that a rank has begun, and the latest.
+_MOST_BEGUN = 32
+
+_NUMBERS: Counter[tuple[str, int, int]] = Counter()
+
+
+class Sheet(NamedTuple):
+    """What a rank reads, by argument; and [epoch, consumed, states loaded, transform] of the epochs it has begun."""
+
+    rank: int
+    reads: dict[str, Any]
+    begun: list[list[Any]]
+
+    def difference(self, other: Sheet) -> tuple[str, Any, Any] | None:
+        """Returns (name, value, other value) of what differs and will, unless the other rank goes elsewhere."""
+        for name in {**self.reads, **other.reads}:
+            if self.reads.get(name) != other.reads.get(name):
+                return name, self.reads.get(name), other.reads.get(name)
+        here, there = self.begun[-1], other.begun[-1]
+        if met := [one[3] for one in other.begun if one[:2] == here[:2]]:
+            return None if here[3] in (None, met[-1]) or met[-1] is None else ("transform", here[3], met[-1])
+        if self.begun[0][:2] != other.begun[0][:2]:
+            here, there = self.begun[0], other.begun[0]
+        elif other.is_behind(self) or (len(other.begun) == _MOST_BEGUN and here[:2] < other.begun[1][:2]):
+            return None
+        return ("epoch", here[0], there[0]) if here[0] != there[0] else ("consumed", here[1], there[1])
+
+    def is_behind(self, other: Sheet) -> bool:
+        return bool(self.begun[-1][:2] < other.begun[-1][:2] or self.begun[-1][2] < other.begun[-1][2])
+
+
+class Agreement:
+    """Compares a loader with the loaders of the same split and number on other ranks. To be used by one thread."""
+
+    def __init__(self, world: World, split: str) -> None:
+        self._world, alike = world, (split, world.rank, world.world_size)
+        # The agent of torchrun may keep the store of ranks that it starts again.
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+        self._key = f"{restart} {world.world_size} {split} {_NUMBERS[alike]}" if world.world_size > 1 else ""
+        _NUMBERS[alike] += 1
+        self._begun: list[list[Any]] = []
+
+    def check(self, position: Position, pipeline: Pipeline) -> None:
+        """Raises LaunchError if another rank reads something else than the epoch that this rank is about to begin."""
+        if not pipeline.meter.counts.batches:
+            warn_if_alone(self._world)
+        now, until = world_of_torch(), time.monotonic() + LIMIT_SECONDS
+        if now is None or (now.rank, now.world_size) != (self._world.rank, self._world.world_size) or not self._key:
+            return
+        here = [*position.next[:2], position.num_loaded, pipeline.transform.description]
+        if here not in self._begun[-1:]:
+            self._begun = [*self._begun[:1], *self._begun[1:][2 - _MOST_BEGUN :], here]
+        sampler, state = position.sampler, position.state()
+        reads = {"batch_size": sampler.batch_size, "tail": sampler.tail, "epoch_batches": sampler.length}
+        reads |= {name: state[name] for name in state if name not in (*Place._fields, "num_samples")}
+        sheet = json.dumps(Sheet(now.rank, reads, self._begun))
+        found: list[tuple[int, str, Any, Any]] = []
+        while True:
+            # In a thread, as a store may wait for its server. After an error of the store, nothing is compared.
+            thread = DaemonThread(partial(_exchange, self._key, sheet, found), "shardio-agree")
+            thread.begin()
+            try:
+                thread.wait(LIMIT_SECONDS)
+            except queue.Empty:
+                self._key = ""  # it will not be asked again
+            if not found:
+                return
+            rank, name, mine, theirs = found.pop()
+            if name not in ("epoch", "consumed", "transform") or time.monotonic() > until:
+                raise LaunchError(
+                    f"expected the same {name} on all ranks, found {show(theirs)} on rank {rank} and {show(mine)} on "
+                    f"rank {now.rank}: give all ranks the same arguments, state and epoch. A loader of one rank alone "
+                    "wants rank=0, world_size=1"
+                )
+            time.sleep(0.05)
+
+
+def _exchange(key: str, text: str, found: list[tuple[int, str, Any, Any]]) -> None:
+    """Leaves a sheet under the key, unless the sheet of a rank as far is there; appends what differs from that."""
+    store, mine, there = store_of_torch("shardio loader/"), Sheet(*json.loads(text)), ""
+    while (answer := store.compare_set(key, there, text).decode()) not in (text, there):
+        theirs, there = Sheet(*json.loads(answer)), answer
+        if theirs.rank != mine.rank:
+            if difference := mine.difference(theirs):
+                found.append((theirs.rank, *difference))
+            if difference or not theirs.is_behind(mine):
+                return
