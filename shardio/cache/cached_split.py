@@ -200,11 +200,12 @@ class CachedSplit(SplitSource):
         order = _by_need(self._split, batches) if self._meeting is None else ()
         if self._lease.is_complete():
             with contextlib.suppress(FormatError):  # a file is missing or truncated, and is copied again
-                self._shards = open_shards(self._lease.path, self._name, digest=self._lease.digest)
+                self._shards = open_shards(self._lease.path, self._name, digest=self._lease.digest, mapped=False)
                 if self._meeting is not None:
                     self._fill.begin(meeting=self._meeting)
                 return self._shards
             self._lease.check_own(self._lease.path)
+            self._storage.load_manifest(self.digest)  # or the source could be another set
         thread = self._fill.begin(order, meeting=self._meeting)
         while not self._lease.has(self._split.index) and thread.is_alive():
             time.sleep(_POLL_SECONDS)
@@ -223,7 +224,7 @@ class CachedSplit(SplitSource):
             if lease.is_complete():
                 # A file may be copied again. Whatever else is wrong, the set can still be read as before.
                 with contextlib.suppress(FormatError, OSError):
-                    return make(open_shards(lease.path, name, digest=lease.digest))
+                    return make(open_shards(lease.path, name, digest=lease.digest, mapped=False))
             return None
 
         if not isinstance(self._shards, PartialSet):

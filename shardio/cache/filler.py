@@ -27,7 +27,7 @@ from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, read_manifest
-from shardio.format.opening import SoundFiles, open_sound
+from shardio.format.opening import KnownFiles, open_sound
 from shardio.format.parse import is_digest
 from shardio.sets.names import is_url
 from shardio.sets.storage import FileCopier, Storage
@@ -82,7 +82,7 @@ class CopyFiller:
         """The files that this filler has copied; whole and durable."""
         if self.meeting is not None:
             self.meeting.stop = self.stop
-        self._sound: SoundFiles = {}
+        self._known: KnownFiles = {}
 
     def run(self) -> bool:
         """Completes the copy. Returns True once it is complete, or False if `stop` was set before.
@@ -134,7 +134,7 @@ class CopyFiller:
         missing = []
         for entry in self.files:
             try:
-                open_sound(folder / entry.file, entry, self.manifest.sample_shape, self._sound).close()
+                open_sound(folder / entry.file, entry, self.manifest.sample_shape, self._known).close()
             except FormatError:
                 missing.append(entry)
         return missing

@@ -30,7 +30,7 @@ from shardio.reading.reader import MappedReader, ReadCounts, Reader, Request, Vi
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.files import write_all
-from shardio.system.opening import OpenFile, open_nameless
+from shardio.system.opening import FolderHandle, OpenFile, open_nameless
 from shardio.system.pour import pour
 
 # The time between two looks for finished shards.
@@ -127,13 +127,6 @@ class PartialTable(MappedTable):
     def lent(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
         return None if len(self._split(indices)[1]) else super().lent(indices)
 
-    def row(self, sample: int) -> NDArray[np.uint8]:
-        rows = np.empty((1, self.table.row_nbytes), np.uint8)
-        self.copy(np.array([sample]), rows)
-        rows.flags.writeable = False
-        row: NDArray[np.uint8] = rows[0]
-        return row
-
     def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "", lines: Places = None) -> None:
         """Copies rows, as `MappedTable.copy`. Reads rows that the copy lacks from the storage, one after the other.
 
@@ -225,7 +218,7 @@ class PartialSet(ShardSet):
     def _map(self, table: StoredTable) -> MappedTable:
         if not isinstance(table.files[0], ShardEntry):  # the index, an order or checksums
             return super()._map(table)
-        order = self._mapped.get(table.order)
+        order = None if table.order is None else self._mapped_of(table.order)
         return PartialTable(table, self.folder, order, self._storage, self._copy, self.manifest)
 
     def look(self) -> int:
@@ -243,7 +236,7 @@ class PartialSet(ShardSet):
             "complete, or open it in the process that uses it"
         )
 
-    def open_file(self, entry: FileEntry) -> OpenFile:
+    def open_file(self, entry: FileEntry, folder: FolderHandle | None = None) -> OpenFile:
         """Opens a file of the copy, or fetches it into a nameless temporary file."""
         if self._copy.has(entry):
             with contextlib.suppress(FormatError):  # damaged: it will be copied again

@@ -11,8 +11,17 @@ from shardio.format.layout import SampleShape
 from shardio.system.opening import FileAt, OpenFile, naming, open_regular
 from shardio.system.pour import TRANSIENT, Attempts, pour, reading_failed
 
-SoundFiles = dict[str, tuple[int, ...]]
-"""For each path whose file had the right sha256: the file's device, inode, mtime and ctime at that time."""
+KnownFiles = dict[str, tuple[int, ...]]
+"""The state of each file of a set, by name, when it was opened first or was last found to have the right sha256."""
+
+
+def state_of(path: str | int) -> tuple[int, ...]:
+    """Returns what differs once a file is written to or replaced; () if there is none. (ctime changes with links.)"""
+    try:
+        status = os.lstat(path) if isinstance(path, str) else os.fstat(path)
+    except FileNotFoundError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def open_sized(path: str | Path | FileAt, entry: FileEntry) -> OpenFile:
@@ -58,24 +67,27 @@ def check_header(path: str | Path | FileAt, header: bytes, found: bytes) -> None
 
 
 def open_sound(
-    path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape | None, known: SoundFiles | None = None
+    path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape | None, known: KnownFiles | None = None
 ) -> OpenFile:
     """Opens a file by `open_checked`. Of indexes, orders and checksums, also checks the sha256.
 
-    Raises FormatError if it is wrong, OSError if bytes cannot be read after several attempts. Does not hash files in
-    `known` again, and adds each file whose sha256 is right to `known`.
+    Raises FormatError if it is wrong, OSError if bytes cannot be read after several attempts. A file in `known` is
+    hashed only if its state differs, whatever it holds: it may be another set's. `known` then gets its new state.
     """
     file = open_checked(path, entry, sample_shape)
-    if not isinstance(entry, TableEntry):
-        return file
+    known = {} if known is None else known
     try:
         with naming(path):
-            status = os.fstat(file.fileno())
-        state = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
-        if known is None or known.get(str(path)) != state:
-            check_sha256(path, entry, _sha256(file, path, entry))
-            if known is not None:
-                known[str(path)] = state
+            state = state_of(file.fileno())
+        if known.get(entry.file, () if isinstance(entry, TableEntry) else state) != state:
+            found = _sha256(file, path, entry)
+            if found != entry.sha256 and entry.file in known:
+                raise FormatError(
+                    f"{path}: sha256: expected {entry.sha256}, found {found}: the file was changed or replaced after "
+                    "the set was opened; open the set again, or put the file back"
+                )
+            check_sha256(path, entry, found)
+        known[entry.file] = state
     except BaseException:
         file.close()
         raise

@@ -7,6 +7,7 @@ thread that waits for a page cannot be interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -94,7 +95,6 @@ def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",), r
     return ReaderFacts(
         filesystem=kind,
         nbytes=num_samples * sum(shards.table_of(name).row_nbytes for name in tables),
-        # A mapping on a network filesystem is better not even looked at.
         resident_share=None if is_network(kind) else resident_share_of(shards, tables),
         memory_left=None if left is None else max(0, left - reserved_nbytes),
         direct_alignment=alignment_of(shards),
@@ -103,9 +103,11 @@ def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",), r
 
 def resident_share_of(shards: ShardSet, tables: Sequence[str]) -> float | None:
     """Returns the share of the `tables` in the page cache, from 0 to 1: the smallest of the tables' shares. Returns
-    None if the kernel does not report it."""
-    shares = (shards.resident_share(name=name) for name in tables)
-    return min((share for share in shares if share is not None), default=None)
+    None if the kernel does not report it, or does not map the files."""
+    with contextlib.suppress(OSError):
+        shares = [shards.resident_share(name=name) for name in tables]
+        return min((share for share in shares if share is not None), default=None)
+    return None
 
 
 def make_reader(
@@ -122,7 +124,13 @@ def make_reader(
         choice = ReaderChoice(io, False, f"asked for by io={io!r}")
         alignment = alignment_of(shards) if io == "direct" else None
     if choice.engine == "mmap":
-        return MappedReader(shards, tables), choice.reason
+        try:
+            return MappedReader(shards, tables), choice.reason
+        except OSError as error:
+            if io == "mmap":
+                raise
+            choice = ReaderChoice("pread", False, str(error))
+    shards.unmap()  # which the page cache was looked at through
     kind = filesystem_kind(shards.path)
     if choice.engine == "direct" and alignment is None:
         where = f"{shards.path}: O_DIRECT does not work on {kind or 'this filesystem'}"
@@ -158,7 +166,7 @@ class SplitSource:
     """What `ShardLoader.stats` says about the copy in a cache."""
 
     def __init__(self, path: str | os.PathLike[str], split: str, digest: str | None) -> None:
-        self._shards = open_shards(path, split, digest=digest)
+        self._shards = open_shards(path, split, digest=digest, mapped=False)
         self.num_samples, self.digest = len(self._shards), self._shards.digest
 
     def open(self, batches: Iterable[NDArray[np.int64]]) -> ShardSet:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import SplitLayout, StoredTable, as_rows
 from shardio.reading.mapped_table import check_stored
 from shardio.reading.reader import Reader
-from shardio.system.opening import OpenFile, OpenFiles, most_open, naming
+from shardio.system.opening import FolderHandle, OpenFile, OpenFiles, most_open, naming
 from shardio.system.pour import TRANSIENT, Attempts, aligned_empty, reading_failed, set_direct
 
 # One request. Longer ones are no faster, and keep a thread from noticing that the batch is not wanted any more.
@@ -46,11 +47,13 @@ _Span = tuple[int, int]
 """(first, stop): the samples `first` to `stop` - 1 among samples that are sorted by file and offset."""
 
 
-def _open(layout: SplitLayout, entries: Mapping[str, FileEntry], direct: bool, name: str) -> OpenFile:
+def _open(
+    layout: SplitLayout, folders: list[FolderHandle], entries: Mapping[str, FileEntry], direct: bool, name: str
+) -> OpenFile:
     """Opens the file `name` of the split. With `direct`, pixels and large arrays bypass the page cache. Not a method,
     as the reader would then be in a reference cycle with its files."""
     entry = entries[name]
-    file = layout.open_file(entry)
+    file = layout.open_file(entry, next(iter(folders), None))
     # Labels, orders and small arrays are few bytes, and read again in every epoch: through the page cache.
     is_small = isinstance(entry, ArrayShard) and entry.row.is_small
     if direct and isinstance(entry, ShardEntry) and not is_small:
@@ -84,7 +87,11 @@ class FileReader(Reader):
         self._lands = True
         self._thread = threading.local()
         files = {entry.file: entry for entry in layout.content.files}
-        open_file = partial(_open, layout, files, alignment is not None)
+        # The set's folder, until `close`. Without a free descriptor, files are opened by their paths, and compared.
+        self._folders: list[FolderHandle] = []
+        with contextlib.suppress(OSError):
+            self._folders.append(FolderHandle(Path(layout.folder), follow=True))
+        open_file = partial(_open, layout, self._folders, files, alignment is not None)
         # By name: a dictionary of strings runs no line of Python while it is looked into.
         self._files = OpenFiles(open_file, min(len(files), most_open()))
         self._row_dtype = layout.content.index.dtype
@@ -270,6 +277,7 @@ class FileReader(Reader):
                     self._files.forget(entry.file)
                 elif error.errno in (errno.EMFILE, errno.ENFILE):
                     self._files.forget_all()
+                    self._folders.clear()
                 if not attempts.again(error.errno in _TRANSIENT):
                     raise self._explained(error, table, entry, max(offset + done, asked_for), attempts.failed) from None
                 self._count(retries=1)
@@ -315,6 +323,7 @@ class FileReader(Reader):
 
     def close(self) -> None:
         self._files.close()
+        self._folders.clear()
 
 
 def _drop(descriptor: int, offset: int, nbytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Sequence
@@ -13,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import ShardioError
+from shardio.errors import FormatError, ShardioError
 from shardio.format.entries import ArrayEntry, FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES, RowType, SampleShape, sample_nbytes
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
-from shardio.format.opening import SoundFiles, open_sound
-from shardio.system.opening import OpenFile
+from shardio.format.opening import KnownFiles, open_sound
+from shardio.system.opening import FolderHandle, OpenFile
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ class SplitLayout:
         self.content = manifest.splits[split]
         """The split's entries in the manifest."""
         self.folder = os.path.abspath(path)  # wherever the process may go
-        self._sound: SoundFiles = {}
+        self._known: KnownFiles = {}
         content, count = self.content, [self.content.num_samples]
         self.index_table = StoredTable("index row", [content.index], count, content.index.dtype.itemsize)
         self.orders = tuple(StoredTable("stored row", [order], count, order.row.nbytes) for order in content.orders)
@@ -126,10 +127,18 @@ class SplitLayout:
         much as opening the file.)"""
         return f"{self.folder}/{entry.file}"
 
-    def open_file(self, entry: FileEntry) -> OpenFile:
+    def open_file(self, entry: FileEntry, folder: FolderHandle | None = None) -> OpenFile:
         """Opens a file of the split, and checks it as `open_sound` does. Raises FormatError if it differs from the
-        manifest. A file that is opened again is hashed again only if it was changed or replaced."""
-        return open_sound(self.path_of(entry), entry, self.manifest.sample_shape, self._sound)
+        manifest. A file that was changed or replaced since it was opened first is hashed.
+
+        The file is that of the open `folder`, wherever its path leads now, or else the file at the path.
+        """
+        shape = self.manifest.sample_shape
+        if folder is not None:
+            with contextlib.suppress(FormatError, OSError):  # the folder was emptied, or made anew on its server
+                return open_sound(folder / entry.file, entry, shape, self._known)
+            del folder  # or a caller that keeps an error would keep the folder open
+        return open_sound(self.path_of(entry), entry, shape, self._known)
 
     def check_indices(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns `indices` as int64. Raises ValueError unless they are one-dimensional integers, and IndexError if a

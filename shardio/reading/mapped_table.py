@@ -69,11 +69,6 @@ class MappedTable(RowMapping):
         the table does not have all of them. Raises the errors of `stored`."""
         return self.numbers(indices)
 
-    def row(self, sample: int) -> NDArray[np.uint8]:
-        """Returns the row of one sample: a read-only view, uint8 (row_nbytes,)."""
-        row: NDArray[np.uint8] = self.rows[self.numbers(np.array([sample]))[0]]
-        return row
-
     def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "", lines: Places = None) -> None:
         """Copies the row of sample indices[i] into out[i], or with `lines` into out[lines[i]]. The samples must exist.
 

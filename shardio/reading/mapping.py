@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import io
 import math
 import mmap
 import os
+import resource
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -58,7 +60,13 @@ def _reserve(nbytes: int) -> mmap.mmap:
 
 
 def _refused(nbytes: int, code: int) -> OSError:
-    return OSError(code, f"cannot map {nbytes} bytes of a set into memory: {os.strerror(code)}")
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    text = f" (the limit of address space, `ulimit -v`, is {limit:,} bytes)" if limit >= 0 else ""
+    return OSError(
+        code,
+        f"cannot map {nbytes:,} bytes of a set into memory: {os.strerror(code)}{text}; "
+        'a ShardLoader with io="pread" maps nothing',
+    )
 
 
 class RowMapping:
@@ -80,14 +88,23 @@ class RowMapping:
         self.rows = pixels.reshape(total, row_nbytes)
         self._address = self.rows.ctypes.data - HEADER_NBYTES
 
-    def map_file(self, number: int, file: OpenFile) -> None:
+    def map_file(self, number: int, file: OpenFile, *, private: bool = False, load: bool = False) -> None:
         """Maps `file` as file `number` of the matrix, and closes it. The caller must have checked its size and header.
-        Raises OSError if the system refuses to map the file."""
+        Raises OSError if the system refuses to map the file.
+
+        With `private`, memory may be written to, which changes no file. With `load`, the file is read, not mapped.
+        """
         address, nbytes = self._address + self._places[number], self._nbytes[number]
-        flags = mmap.MAP_SHARED | _MAP_FIXED
-        with file:
-            if _libc.mmap(address, nbytes, mmap.PROT_READ, flags, file.fileno(), 0) == _MAP_FAILED:
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if private or load else 0)
+        # Some network filesystems allow no shared mappings.
+        flags = mmap.MAP_PRIVATE | _MAP_FIXED | (mmap.MAP_ANONYMOUS if load else 0)
+        with io.BufferedReader(file) as opened:
+            if _libc.mmap(address, nbytes, protection, flags, -1 if load else file.fileno(), 0) == _MAP_FAILED:
                 raise _refused(nbytes, ctypes.get_errno())
+            if load:
+                memory = (ctypes.c_char * nbytes).from_address(address)
+                if (count := opened.readinto(memory)) != nbytes:
+                    raise OSError(errno.EIO, f"expected {nbytes:,} bytes, found {count:,} bytes")
 
 
 def advise_random(rows: NDArray[np.uint8]) -> None:

@@ -210,6 +210,7 @@ class MappedReader(Reader):
         self._announced = False
         for name in tables:
             shards.expect_random_reads(name)
+        shards.column_of("crc32", np.arange(0))  # maps the index now, while its path leads to it
 
     @property
     def least_nbytes(self) -> int:  # type: ignore[override]
@@ -338,7 +339,7 @@ class GuardedReader(WrappingReader):
         self._count(retries=1)
         self._second.copy(name, np.array([index]), again)
         if (found := crc32(again)) != expected:
-            shard, offset = self._shards.mapped(name).locate_one(index)
+            shard, offset = self._shards.locate_one(name, index)
             (key,) = self.column_of("key", np.array([index])).tolist()
             what = self._shards.table_of(name).what(index)
             raise FormatError(

@@ -32,9 +32,9 @@ class _Pair(NamedTuple):
 class Sample(_Pair):
     """A sample of a set. Unpacks to image and label.
 
-    - `image`: a read-only view of the shard, uint8 (height, width, channels); None if the set has no pixels
+    - `image`: a copy, uint8 (height, width, channels); None if the set has no pixels
     - `label`: an int, a float or float32 (K,); None if the split has no labels
-    - `arrays`: the values of the split's arrays by name, read-only views
+    - `arrays`: copies of the values of the split's arrays by name
     """
 
     arrays: dict[str, NDArray[Any]]

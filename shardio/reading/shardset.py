@@ -19,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, ShardioError, printable
+from shardio.format.entries import FileEntry, TableEntry
 from shardio.format.layout import LABELS_NAME, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
+from shardio.format.opening import state_of
 from shardio.kernels.rowcopy import Windows
 from shardio.order.orders import as_integer
 from shardio.reading.layout import SplitLayout, StoredTable, as_rows
@@ -39,18 +41,23 @@ from shardio.reading.sample import (
 from shardio.sets.names import local_folder
 from shardio.sets.selection import Numbers
 from shardio.system.eager import eager
+from shardio.system.machine import filesystem_kind, is_network
+from shardio.system.opening import naming
 
 
 @eager
-def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: str | None = None) -> ShardSet:
+def open_shards(
+    path: str | os.PathLike[str], split: str = "train", *, digest: str | None = None, mapped: bool = True
+) -> ShardSet:
     """Opens one split of the set in the folder `path`, and returns it.
 
     `digest` pins the content of all splits: the digest that `shardio info` prints, or its first 12 digits or more.
-    Raises SetNotFoundError if there is no set or no such split; FormatError if the set has another digest, or if a file
-    differs from the manifest.
+    `mapped=False` maps files only when they are read, for a set of which only labels are wanted. Raises
+    SetNotFoundError if there is no set or no such split; FormatError if the set has another digest, or if a file
+    differs from the manifest; OSError if the system refuses to map a file.
     """
     path = local_folder(path)
-    return ShardSet(Path(path), load_manifest(path, digest), split)
+    return ShardSet(Path(path), load_manifest(path, digest), split, mapped=mapped)
 
 
 def position_of(index: SupportsIndex, count: int) -> int:
@@ -69,29 +76,43 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     mapping is freed with the last array that uses it.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, split: str) -> None:
+    def __init__(self, path: Path, manifest: Manifest, split: str, *, mapped: bool = True) -> None:
         super().__init__(path, manifest, split)
-        # Arrays are mapped when they are first asked for: not all jobs want them.
-        self._mapped: dict[StoredTable | None, MappedTable] = {}
+        self._mapped: dict[StoredTable, MappedTable] = {}
+        # Arrays are opened when they are first asked for: not all jobs want them. Their files must still be these.
+        for array in self.content.arrays.values():
+            self._known |= {shard.file: state_of(self.path_of(shard)) for shard in array.shards}
+        # The index is last, and its sha256 tells whether the path leads to another set since the manifest was read.
         for table in (*self.orders, *map(self.table_of, self.main_tables), self.index_table):
-            self._mapped_of(table)
-        rows = self._mapped_of(self.index_table).rows
-        # The table, and not Sequence's search for an equal sample, which pictures have no use for.
-        self.index: NDArray[np.void] = rows.view(self.content.index.dtype)[:, 0]  # type: ignore[assignment]
+            if mapped:
+                self._mapped_of(table)
+            else:
+                for entry in table.files:
+                    self.open_file(entry).close()
+
+    # The table, and not Sequence's search for an equal sample, which pictures have no use for.
+    @cached_property
+    def index(self) -> NDArray[np.void]:  # type: ignore[override]
         """The index, with a row for each sample: label (if labels are integers), key, source_width, source_height and
-        crc32. A read-only view of the mapped file."""
+        crc32. A read-only view of private memory: if torch writes to it all the same, no file changes."""
+        return self._mapped_of(self.index_table).rows.view(self.content.index.dtype)[:, 0]
 
     def _map(self, table: StoredTable) -> MappedTable:
-        mapped = MappedTable(table, self.folder, self._mapped.get(table.order))
-        for number, entry in enumerate(table.files):
-            mapped.map_file(number, self.open_file(entry))
+        # Indexes and orders are few bytes. On a server, pages that do not come would stop a thread, or end the process.
+        load = isinstance(table.files[0], TableEntry) and is_network(filesystem_kind(self.path))
+        with naming(self.path_of(table.files[0])):
+            mapped = MappedTable(table, self.folder, None if table.order is None else self._mapped_of(table.order))
+            for number, entry in enumerate(table.files):
+                mapped.map_file(number, self.open_file(entry), private=table is self.index_table, load=load)
         return mapped
 
+    def unmap(self) -> None:
+        """Frees the address space of files that no array refers to. They are mapped again when they are needed."""
+        self._mapped.clear()
+
     def _mapped_of(self, table: StoredTable) -> MappedTable:
-        if table not in self._mapped:
-            # Two threads may map it at the same time; one of the mappings then goes.
-            self._mapped.setdefault(table, self._map(table))
-        return self._mapped[table]
+        # Two threads may map it at the same time; one of the mappings then goes.
+        return self._mapped.get(table) or self._mapped.setdefault(table, self._map(table))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -181,25 +202,19 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = position_of(index, len(self))
-        arrays = {name: self._value(name, position) for name in self.arrays if name != LABELS_NAME}
+        arrays = {name: self.values_of(name, np.array([position]))[0] for name in self.arrays if name != LABELS_NAME}
         return Sample(self.image_of(position) if self.has_pixels else None, self._label(position), arrays)
 
     def image_of(self, position: int) -> NDArray[np.uint8]:
-        """Returns a read-only view of one sample's pixels. Raises ShardioError if the set has no pixels."""
-        return self.mapped().row(position).reshape(self.sample_shape)
-
-    def _value(self, name: str, position: int) -> NDArray[Any]:
-        """Returns the value of an array for one sample, a read-only view."""
-        row = self.array(name).row
-        value: NDArray[Any] = self.mapped(name).row(position).view(row.dtype).reshape(row.shape)
-        return value
+        """Returns a copy of one sample's pixels. Raises ShardioError if the set has no pixels."""
+        image = np.empty((1, *self.sample_shape), np.uint8)
+        self.gather(np.array([position]), image)
+        return image.reshape(self.sample_shape)
 
     def _label(self, position: int) -> Any:
-        if self.content.index.has_label:
-            return int(self.index["label"][position])
         if self.content.label_row is None:
             return None
-        label = self._value(LABELS_NAME, position)
+        label = self.labels_of(np.array([position]))[0]
         return label if label.ndim else label.item()
 
     def expect_random_reads(self, name: str = "") -> None:
@@ -282,6 +297,15 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         self._mapped_of(self.crc32s[name]).copy(indices, as_rows(found))
         return found
 
+    def locate_one(self, name: str, sample: int) -> tuple[FileEntry, int]:
+        """Returns the file that holds a sample's value of the array `name`, or its pixels (""), and the value's
+        offset in the file."""
+        table, stored = self.table_of(name), np.array([sample])
+        if table.order is not None:
+            self._mapped_of(table.order).copy(np.array([sample]), as_rows(stored))
+        files, offsets = table.locate(stored)
+        return table.files[int(files[0])], int(offsets[0])
+
     def mapped(self, name: str = "") -> MappedTable:
         """Returns the mapped table of the array `name`, or of the pixels ("")."""
         return self._mapped_of(self.table_of(name))
@@ -326,14 +350,14 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         Raises ValueError if the index has no such column, and the errors of `gather`. In contrast, `index[name]` is a
         view of the mapping: a page that cannot be read then ends the process.
         """
-        names = self.index.dtype.names or ()
+        names = self.content.index.dtype.names or ()
         if name not in names:
             raise ValueError(f"expected a column of the index, one of {', '.join(names)}; found {name!r}")
         return self.copy_column(name, self.check_indices(indices))
 
     def copy_column(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         """Returns the same as `column_of`, without checking the arguments."""
-        fields = self.index.dtype.fields
+        fields = self.content.index.dtype.fields
         assert fields is not None
         dtype, start = fields[name][:2]
         column = np.empty(len(indices), dtype)

@@ -49,7 +49,9 @@ class FolderStorage:
 
     def load_manifest(self, digest: str | None = None) -> Manifest:
         """Returns the manifest of the set: see `manifest_file.load_manifest`. Raises OSError if it cannot be read."""
-        return load_manifest(self._folder, digest)
+        manifest = load_manifest(self._folder, digest)
+        self._opened = FolderHandle(Path(self._folder), follow=True)  # whose files are read, wherever the path leads
+        return manifest
 
     def path_of(self, entry: FileEntry) -> str:
         """Returns the path or URL of one of the set's files, for messages."""
@@ -99,6 +101,7 @@ class FolderStorage:
     def close(self) -> None:
         """Closes files and connections; later reads fail. May be called again."""
         self._files.close()
+        self._opened = None
 
 
 Storage = FolderStorage | RemoteStorage

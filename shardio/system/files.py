@@ -40,6 +40,8 @@ _TEMPORARY_SUFFIX = ".tmp"
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}-[0-9a-f]{16}\.tmp", re.DOTALL)
 # A file that another machine is writing is silent for seconds, while a block of it is filled. A day is safe.
 _ABANDONED_SECONDS = 86400.0
+# Filesystems of some containers and of FUSE cannot sync folders.
+_NO_SYNC = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
@@ -50,12 +52,13 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def fsync_folder(folder: Path | FolderHandle) -> None:
+    """Makes the names in a folder durable, if the filesystem can sync folders."""
     if isinstance(folder, FolderHandle):
         with naming(folder.path):
-            os.fsync(folder.fileno())
+            _can(_NO_SYNC, os.fsync, folder.fileno())
         return
     with naming(folder), contextlib.closing(open_folder(folder)) as opened:
-        os.fsync(opened.fileno())
+        _can(_NO_SYNC, os.fsync, opened.fileno())
 
 
 @functools.cache

@@ -32,7 +32,9 @@ def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
     Job schedulers bind processes to cores, and containers may limit processor time.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = os.cpu_count() or 1
+    with contextlib.suppress(AttributeError, OSError):  # macOS, and containers that forbid the call
+        cores = len(os.sched_getaffinity(0))
     return max(1, min([cores, *(math.ceil(share) for share in _cgroups_cores(proc, cgroups))]))
 
 

@@ -62,12 +62,13 @@ class FolderHandle:
     """An open folder. `handle / name` is a file in this very folder, wherever the folder's path leads later.
 
     Neither FolderHandle nor FileAt is os.PathLike, so a call that would look up the path again raises TypeError. The
-    constructor raises OSError if `path` is a symbolic link, or not a folder.
+    constructor raises OSError if `path` is not a folder, or is a symbolic link and not to be followed. A folder behind
+    a link is opened for its files alone: it cannot be listed, and need not be readable.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, follow: bool = False) -> None:
         self.path = path
-        self._opened = open_folder(path, os.O_NOFOLLOW)
+        self._opened = open_folder(path, getattr(os, "O_PATH", 0) if follow else os.O_NOFOLLOW)
 
     def fileno(self) -> int:
         return self._opened.fileno()

@@ -55,7 +55,7 @@ def read_sound_pictures(shards: ShardSet, indices: NDArray[np.int64]) -> Iterato
     expected = shards.column_of("crc32", indices).tolist()
     for index, picture, crc in zip(indices.tolist(), read_pictures(shards, indices), expected, strict=True):
         if (found := crc32(picture)) != crc:
-            path = shards.path_of(shards.mapped().locate_one(index)[0])
+            path = shards.path_of(shards.locate_one("", index)[0])
             raise FormatError(
                 f"{path}: sample {index}: expected pixels with crc32 {crc:08x}, found {found:08x}: "
                 "`shardio verify` lists all damage and says how to repair it"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,7 +161,8 @@ def test_a_sample_has_its_arrays_by_name(changed: tuple[Path, NDArray[np.int64]]
     for name, (_, values) in ARRAYS.items():
         np.testing.assert_array_equal(sample.arrays[name], values[order[2]])
         assert sample.arrays[name].dtype == values.dtype
-    assert not shards[2].arrays["mask"].flags.writeable
+    shards[2].arrays["mask"][...] = 0  # a copy
+    np.testing.assert_array_equal(shards[2].arrays["mask"], ARRAYS["mask"][1][order[2]])
     assert "clip=float16 (16,)" in repr(shards[2])
 
 
@@ -195,6 +198,18 @@ def test_a_damaged_order_or_checksum_of_an_array_is_an_error(make_set: Callable[
     options: Any = {"io": io, "arrays": ["mask"], "check": "sample"}
     with pytest.raises(FormatError, match=name), ShardLoader(out, 4, device="cpu", **options) as loader:
         list(loader)
+
+
+def test_an_array_that_was_replaced_before_it_is_first_read_is_an_error(make_set: Callable[..., Path]) -> None:
+    out = make_set(COUNT)
+    change_split(out, {"clip": ARRAYS["clip"]}, ORDER)
+    shards = open_shards(out)
+    path = out / shards.arrays["clip"].files[0].file
+    other = shutil.copy(path, out / "other")
+    flip(out / "other", HEADER_NBYTES)
+    os.replace(other, path)
+    with pytest.raises(FormatError, match=f"{path.name}: sha256.*replaced"):
+        shards.values_of("clip", np.arange(3))
 
 
 def test_a_damaged_value_is_found_by_its_crc32(make_set: Callable[..., Path]) -> None:

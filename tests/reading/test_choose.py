@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from pictures import sample_pixels
 
 import shardio.reading.choose
-from shardio.reading.choose import ReaderFacts, choose, look_at, make_reader, read_ahead_batches
+import shardio.reading.mapping
+import shardio.reading.shardset
+from shardio.reading.choose import ReaderFacts, SplitSource, choose, look_at, make_reader, read_ahead_batches
 from shardio.reading.file_reader import FileReader
 from shardio.reading.reader import MappedReader
 from shardio.reading.shardset import open_shards
@@ -86,6 +93,35 @@ def test_a_network_filesystem_is_not_mapped(make_set: Callable[..., Path], monke
     assert reader.name == "pread"
     assert "nfs4" in reason
     reader.close()
+
+
+def test_a_set_that_the_system_does_not_map_is_read_by_pread(
+    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mmap = shardio.reading.mapping._libc.mmap
+
+    def refuse(*arguments: Any) -> int | None:
+        if arguments[4] == -1:  # no file
+            return int(mmap(*arguments))
+        ctypes.set_errno(errno.ENODEV)
+        return shardio.reading.mapping._MAP_FAILED
+
+    path = make_set(40)
+    monkeypatch.setattr(shardio.reading.mapping, "_libc", SimpleNamespace(mmap=refuse))
+    for io, kind in (("auto", "nfs4"), ("auto", "ext4"), ("pread", "ext4")):
+        monkeypatch.setattr(shardio.reading.choose, "filesystem_kind", lambda path, kind=kind: kind)
+        monkeypatch.setattr(shardio.reading.shardset, "filesystem_kind", lambda path: "nfs4")
+        source = SplitSource(path, "train", None)
+        reader = source.make_reader(io, 40)  # type: ignore[arg-type]
+        out = np.empty((40, 6, 5, 3), np.uint8)
+        reader.copy("", np.arange(40), out)
+        assert np.array_equal(out[39], sample_pixels(39))
+        assert source.open([]).labels.tolist() == [i % 7 for i in range(40)]
+        assert str(path) not in Path("/proc/self/maps").read_text()
+        reader.close()
+    with pytest.raises(OSError, match=r'io="pread"') as caught:
+        SplitSource(path, "train", None).make_reader("mmap", 40)
+    assert caught.value.filename == str(path / "train-00000.npy")
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread", "direct"])

@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import random
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 from command import printed_by
 from deadlines import until
-from folders import drop
+from folders import drop, flip
 from leaks import num_descriptors
 from numpy.typing import NDArray
 from pictures import sample_pixels
@@ -39,7 +40,7 @@ from shardio.reading.mapping import resident_share
 from shardio.reading.reader import MappedReader, Reader, Request
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.selection import Selection
-from shardio.system.opening import OpenFile
+from shardio.system.opening import FolderHandle, OpenFile
 from shardio.system.pour import aligned_empty, direct_alignment
 
 SHAPES = [(6, 5, 3), (64, 64, 1), (63, 65, 2)]
@@ -283,7 +284,7 @@ def test_few_files_are_open_at_a_time_and_none_after_the_end(
     reader = make_reader(shards, "direct 4096" if direct else "pread")
     for indices in (np.arange(60), np.random.default_rng(0).permutation(60)):
         read(reader, indices, (6, 5, 3))
-        assert num_descriptors() == before + 5
+        assert num_descriptors() == before + 6  # with the set's folder
     reader.close()
     reader.close()
     assert num_descriptors() == before
@@ -323,10 +324,10 @@ def test_without_a_free_descriptor_those_of_other_shards_are_given_back(
 
     open_file = SplitLayout.open_file
 
-    def limited(layout: SplitLayout, entry: FileEntry) -> OpenFile:
+    def limited(layout: SplitLayout, entry: FileEntry, folder: FolderHandle | None = None) -> OpenFile:
         if num_descriptors() >= limit:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return open_file(layout, entry)
+        return open_file(layout, entry, folder)
 
     monkeypatch.setattr(SplitLayout, "open_file", limited)
     indices = np.random.default_rng(0).permutation(60)
@@ -495,6 +496,54 @@ def test_a_shard_that_is_replaced_by_another_is_an_error_when_it_is_opened_again
     (path / "train-00001.npy").symlink_to(path / "train-00000.npy")
     with pytest.raises(FormatError, match=r"train-00001\.npy: expected a regular file, found a symbolic link"):
         read(reader, [3, 13], (6, 5, 3))
+
+
+@pytest.mark.parametrize("engine", FILE_ENGINES)
+@pytest.mark.parametrize(
+    ("what", "is_fatal"),
+    [
+        ("the link is moved", False),
+        ("the folder is renamed", False),
+        ("the same set is copied over it", False),
+        ("the files are touched", False),
+        ("a shard is replaced", True),
+        ("another set is copied over it", True),
+    ],
+)
+def test_a_reader_reads_the_set_that_was_opened_and_no_other(
+    what: str,
+    is_fatal: bool,
+    engine: str,
+    make_set: Callable[..., Path],
+    reader_of: MakeReader,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(shardio.reading.file_reader, "most_open", lambda: 1)
+    path, link = make_set(20), tmp_path / "current"
+    same, other = (Path(shutil.copytree(path, tmp_path / name)) for name in ("same", "other"))
+    for number in (0, 1):
+        flip(other / f"train-{number:05d}.npy", 4096 + 3 * 90)
+        os.utime(other / f"train-{number:05d}.npy")
+    link.symlink_to(path)
+    reader = reader_of(open_shards(link), engine)
+    if what == "the link is moved":
+        link.unlink()
+        link.symlink_to(other)
+    elif what == "the folder is renamed":
+        path.rename(tmp_path / "old")
+        other.rename(path)
+    elif what == "a shard is replaced":
+        (other / "train-00001.npy").replace(path / "train-00001.npy")
+    elif what == "the files are touched":
+        for file in path.iterdir():
+            os.utime(file)
+    else:
+        shutil.rmtree(path)
+        (same if what.startswith("the same") else other).rename(path)
+    with pytest.raises(FormatError, match="replaced") if is_fatal else contextlib.nullcontext():
+        for _ in range(2):
+            assert np.array_equal(read(reader, [3, 13], (6, 5, 3)), pixels_of([3, 13], (6, 5, 3)))
 
 
 def test_what_is_wrong_with_the_index_is_an_error_where_labels_were_wanted(

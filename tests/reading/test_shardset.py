@@ -6,10 +6,13 @@ import copy
 import gc
 import hashlib
 import itertools
+import mmap
 import os
 import pickle
 import re
+import resource
 import shutil
+import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from deadlines import must_not_block
 from numpy.typing import NDArray
 from pictures import sample_pixels
@@ -142,18 +146,22 @@ def test_a_copy_is_the_same_set_opened_anew_and_no_other_of_the_same_path(
         pickle.loads(data)
 
 
-def test_everything_that_is_handed_out_is_a_read_only_view(make_set: Callable[..., Path]) -> None:
-    shards = open_shards(make_set(23))
-    for array in (shards[0].image, shards[22].image, shards[3:5][0].image, shards.index, *shards.mapped().file_rows):
+def test_what_is_written_to_a_sample_or_by_torch_to_the_index_changes_no_other(make_set: Callable[..., Path]) -> None:
+    shards = open_shards(out := make_set(23))
+    files = {path: path.read_bytes() for path in out.iterdir()}
+    for image in (shards[0].image, shards[3:5][0].image):
+        torch.from_numpy(image).add_(1)
+    for array in (shards.index, *shards.mapped().file_rows):
         assert not array.flags.writeable
-        assert not array.flags.owndata
-        assert array.flags.aligned
-        with pytest.raises(ValueError, match="read-only"):
-            array[...] = 0
         with pytest.raises(ValueError, match="WRITEABLE"):
             array.flags.writeable = True
-    assert np.shares_memory(shards[0].image, shards.mapped().file_rows[0])
-    assert np.shares_memory(shards[22].image, shards.mapped().file_rows[2])
+    column = shards.index["crc32"].view(np.int32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, that the array is read-only
+        torch.from_numpy(column).add_(1)
+    assert {path: path.read_bytes() for path in files} == files
+    assert np.array_equal(shards[0].image, sample_pixels(0))
+    assert open_shards(out).index["crc32"].tolist() == (column - 1).view(np.uint32).tolist()
 
 
 def test_labels_are_a_read_only_copy_made_once(make_set: Callable[..., Path]) -> None:
@@ -275,7 +283,7 @@ def test_no_descriptor_stays_open_and_mappings_go_with_the_last_array_that_uses_
 ) -> None:
     out = make_set(35)
     shards = open_shards(out)
-    image, index = shards[34].image, shards.index
+    image, index = shards.mapped().file_rows[3][4].reshape(6, 5, 3), shards.index
     part = image[1:, ::2]
     del shards, image
     gc.collect()
@@ -419,6 +427,17 @@ def test_a_set_larger_than_memory_addresses_is_refused_by_its_files(
     message = opening_fails(out, "train-00000.npy")
     assert f"expected {shard_nbytes(counts[0], shape)} bytes, as the manifest says, found 5" in message
     assert nothing_is_left_of(out)
+
+
+def test_a_mapping_that_the_limit_of_address_space_forbids_is_an_error_with_the_limit_and_a_way_out() -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 30), before[1]))
+    try:
+        with pytest.raises(OSError, match=r'ulimit -v.* io="pread"'):
+            RowMapping([1 << 20], 4096)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def test_a_mapping_is_never_larger_than_the_addresses_behind_it() -> None:

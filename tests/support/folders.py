@@ -50,12 +50,14 @@ ODD_NAMES += [b'quo"te', b"it's", b"-rf", b"*", b"$(x)", b"%s", b"a\\b", b"~"]
 
 
 def flip(path: Path, offset: int = -1, bit: int = 0) -> None:
-    """Flips one bit of a file. Offsets below 0 count from its end."""
+    """Flips one bit of a file, as a disk would: its times stay. Offsets below 0 count from its end."""
+    status = path.stat()
     with path.open("r+b") as file:
         file.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
         (byte,) = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 1 << bit]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def drop(path: Path) -> None:

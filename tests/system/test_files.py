@@ -261,6 +261,17 @@ def test_what_is_missing_or_no_folder_is_named(tmp_path: Path) -> None:
         fsync_folder(tmp_path / "nowhere")
 
 
+def test_a_folder_that_cannot_be_synced_is_no_error_unless_its_disk_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", failing(errno.EINVAL))
+    make_folder(tmp_path / "new")
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    with pytest.raises(OSError) as caught:
+        make_folder(tmp_path / "newer")
+    assert caught.value.filename == str(tmp_path)
+
+
 # --- outputs of commands ---------------------------------------------------------------------------------------------
 
 

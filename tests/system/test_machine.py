@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -174,6 +175,14 @@ def test_this_machine_has_memory_and_cores() -> None:
     assert found is not None
     assert 0 < found < 1 << 50
     assert usable_cores() >= 1
+
+
+def test_where_the_cores_may_not_be_asked_for_all_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(pid: int) -> set[int]:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "sched_getaffinity", refuse, raising=False)
+    assert usable_cores(tmp_path, tmp_path) == os.cpu_count()
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("max", 8), (1_600_000, 8), (300_000, 3), (250_000, 3), (1, 1), (0, 8)])
