@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -179,13 +180,14 @@ def lightning(reader: Path) -> dict[str, Any]:
     pytest.importorskip("lightning")
     names: dict[str, Any] = {}
     exec(BLOCKS["Lightning"][0], names)
-    own = {"batch_size": FIVE_BATCHES, "device": "cpu"}
-    names["ShardLoader"] = lambda path, **options: ShardLoader(path, **{**options, **own})
+    names["ShardLoader"] = partial(ShardLoader, device="cpu")
     return names
 
 
-def fit(names: dict[str, Any], *, checkpoint: str | None = None, **options: Any) -> list[list[int]]:
-    """The labels of the batches that the page's model is trained on."""
+def fit(
+    names: dict[str, Any], *, checkpoint: str | None = None, one_cycle: bool = False, tune: str = "", **options: Any
+) -> list[list[int]]:
+    """The labels of the batches that the page's model is trained on, after a call of the Tuner."""
     steps: list[list[int]] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for matrices as small as these, more are slower
@@ -195,11 +197,26 @@ def fit(names: dict[str, Any], *, checkpoint: str | None = None, **options: Any)
             steps.append(batch[1].tolist())
             return super().training_step(batch, batch_idx)
 
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            if not one_cycle:
+                return optimizer
+            steps = self.trainer.estimated_stepping_batches
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
     options = {"accelerator": "cpu", "devices": 1, "callbacks": [], "enable_checkpointing": False, **options}
     trainer = names["L"].Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, **options)
-    data = names["Data"]()
+    data, model = names["Data"](FIVE_BATCHES), Model(int(np.prod(SHAPE)), max(NUM_TRAIN, NUM_VAL))
     try:
-        trainer.fit(Model(int(np.prod(SHAPE)), max(NUM_TRAIN, NUM_VAL)), datamodule=data, ckpt_path=checkpoint)
+        if tune == "lr_find":
+            names["Tuner"](trainer).lr_find(model, datamodule=data, num_training=20)
+            assert model.lr != 0.01
+        if tune == "scale_batch_size":
+            names["Tuner"](trainer).scale_batch_size(model, datamodule=data, init_val=8, max_trials=3)
+            assert len(steps[-1]) == data.batch_size == 32
+        steps.clear()
+        trainer.fit(model, datamodule=data, ckpt_path=checkpoint)
     finally:
         data.teardown("fit")  # which Lightning does not call after an error
         torch.set_num_threads(threads)
@@ -231,6 +248,7 @@ SAVING = {
         *((when, {"max_epochs": 3, "limit_val_batches": 1}) for when in SAVING),
         ("at the end of the epoch", {"max_epochs": 3, "limit_val_batches": 0}),
         ("in mid-epoch", {"max_steps": 13, "max_epochs": -1, "limit_val_batches": 0}),
+        ("in mid-epoch", {"max_epochs": 3, "limit_val_batches": 0, "one_cycle": True}),
     ],
 )
 def test_lightning_goes_on_exactly_from_every_checkpoint(
@@ -246,6 +264,17 @@ def test_lightning_goes_on_exactly_from_every_checkpoint(
     every = SAVING[when].get("every_n_train_steps", 5)
     for step in range(every, stop, every):
         assert fit(lightning, checkpoint=f"saved/step={step}.ckpt", **options) == expected[step:], step
+
+
+@leaf_spec
+@pytest.mark.parametrize(("tune", "batch_size"), [("lr_find", FIVE_BATCHES), ("scale_batch_size", 32)])
+def test_lightning_trains_on_whole_epochs_after_tuning(
+    tune: str, batch_size: int, lightning: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lightning.pytorch.tuner import Tuner
+
+    steps = fit({**lightning, "Tuner": Tuner}, tune=tune, max_epochs=6, limit_val_batches=0)
+    assert steps == undisturbed(epochs=6, batch_size=batch_size)
 
 
 # Accelerate
