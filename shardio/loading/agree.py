@@ -1,14 +1,12 @@
 """Whether the ranks of a job read the same epochs: each compares its loader with the loader of another rank.
 
-The loaders of a split with the same number have one key in the store of torch.distributed. There the first rank at a
-new place says what it reads and where it has begun epochs, instead of a rank that is not as far. No rank waits for
-another, unless the other is at a place where this rank will not come, and may still move.
+Loaders of the same split and number have one key in the store of torch.distributed. The first rank at a new place
+leaves a sheet there, instead of the sheet of a rank that is not as far. Ranks wait for no rank that is merely late.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import queue
 import time
 from collections import Counter
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 from shardio.errors import LaunchError, show
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.state import Place, Position
-from shardio.loading.world import World, store_of_torch, warn_if_alone, world_of_torch
+from shardio.loading.world import World, check_world, store_of_torch, warn_if_alone
 from shardio.system.threads import DaemonThread
 
 # How long the store may take to answer, and a rank at another place to move on.
@@ -59,9 +57,7 @@ class Agreement:
 
     def __init__(self, world: World, split: str) -> None:
         self._world, alike = world, (split, world.rank, world.world_size)
-        # The agent of torchrun may keep the store of ranks that it starts again.
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-        self._key = f"{restart} {world.world_size} {split} {_NUMBERS[alike]}" if world.world_size > 1 else ""
+        self._key = f"{world.world_size} {split} {_NUMBERS[alike]}" if world.world_size > 1 else ""
         _NUMBERS[alike] += 1
         self._begun: list[list[Any]] = []
 
@@ -69,17 +65,18 @@ class Agreement:
         """Raises LaunchError if another rank reads something else than the epoch that this rank is about to begin."""
         if not pipeline.meter.counts.batches:
             warn_if_alone(self._world)
-        now, until = world_of_torch(), time.monotonic() + LIMIT_SECONDS
-        if now is None or (now.rank, now.world_size) != (self._world.rank, self._world.world_size) or not self._key:
+        if not check_world(self._world) or not self._key:
             return
         here = [*position.next[:2], position.num_loaded, pipeline.transform.description]
         if here not in self._begun[-1:]:
             self._begun = [*self._begun[:1], *self._begun[1:][2 - _MOST_BEGUN :], here]
         sampler, state = position.sampler, position.state()
         reads = {"batch_size": sampler.batch_size, "tail": sampler.tail, "epoch_batches": sampler.length}
-        reads |= {name: state[name] for name in state if name not in (*Place._fields, "num_samples")}
-        sheet = json.dumps(Sheet(now.rank, reads, self._begun))
+        reads["sets"] = [{**one, "before": 0} for one in state.pop("sets", ())]
+        reads |= {name: state[name] for name in state if name not in (*Place._fields, "since", "num_samples")}
+        sheet = json.dumps(Sheet(self._world.rank, reads, self._begun))
         found: list[tuple[int, str, Any, Any]] = []
+        until = time.monotonic() + LIMIT_SECONDS
         while True:
             # In a thread, as a store may wait for its server. After an error of the store, nothing is compared.
             thread = DaemonThread(partial(_exchange, self._key, sheet, found), "shardio-agree")
@@ -94,15 +91,15 @@ class Agreement:
             if name not in ("epoch", "consumed", "transform") or time.monotonic() > until:
                 raise LaunchError(
                     f"expected the same {name} on all ranks, found {show(theirs)} on rank {rank} and {show(mine)} on "
-                    f"rank {now.rank}: give all ranks the same arguments, state and epoch. A loader of one rank alone "
-                    "wants rank=0, world_size=1"
+                    f"rank {self._world.rank}: give all ranks the same arguments, state and epoch. A loader of one "
+                    "rank alone wants rank=0, world_size=1"
                 )
             time.sleep(0.05)
 
 
 def _exchange(key: str, text: str, found: list[tuple[int, str, Any, Any]]) -> None:
     """Leaves a sheet under the key, unless the sheet of a rank as far is there; appends what differs from that."""
-    store, mine, there = store_of_torch("shardio loader/"), Sheet(*json.loads(text)), ""
+    store, mine, there = store_of_torch("loaders"), Sheet(*json.loads(text)), ""
     while (answer := store.compare_set(key, there, text).decode()) not in (text, there):
         theirs, there = Sheet(*json.loads(answer)), answer
         if theirs.rank != mine.rank:

@@ -103,7 +103,7 @@ def meet_in_torch() -> Meeting | None:
         )
     if world.world_size == 1:
         return None
-    store = store_of_torch(f"shardio{next(_MEETINGS)}/")
+    store = store_of_torch(f"meeting{next(_MEETINGS)}")
     return Meeting(store, world.rank, world.world_size, os.environ.get("MASTER_ADDR") or socket.gethostname())
 
 
@@ -112,19 +112,24 @@ def store_of_torch(prefix: str) -> Any:
     import torch.distributed as distributed
 
     torch: Any = distributed
-    return torch.PrefixStore(prefix, torch.distributed_c10d._get_default_store())
+    # The agent of torchrun may keep the store for ranks that it starts again.
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return torch.PrefixStore(f"shardio{restart}/{prefix}/", torch.distributed_c10d._get_default_store())
 
 
-def check_world(world: World) -> None:
-    """Raises LaunchError if torch.distributed is initialized and has another rank or world size than `world`, unless
-    `world` comes from arguments."""
-    now = None if world.source == "arguments" else world_of_torch()
-    if now and (now.rank, now.world_size) != (world.rank, world.world_size):
-        raise LaunchError(
-            f"this ShardLoader was made as rank {world.rank} of {world.world_size} (from {world.source}), but "
-            f"torch.distributed says rank {now.rank} of {now.world_size}: make the loader after torch.distributed is "
-            "initialized, or give rank= and world_size="
-        )
+def check_world(world: World) -> bool:
+    """Returns whether torch.distributed is initialized with the rank and world size of `world`. Raises LaunchError if
+    it is initialized with others, unless `world` comes from arguments."""
+    now = world_of_torch()
+    if now is None or (now.rank, now.world_size) == (world.rank, world.world_size):
+        return now is not None
+    if world.source == "arguments":
+        return False
+    raise LaunchError(
+        f"this ShardLoader was made as rank {world.rank} of {world.world_size} (from {world.source}), but "
+        f"torch.distributed says rank {now.rank} of {now.world_size}: make the loader after torch.distributed is "
+        "initialized, or give rank= and world_size="
+    )
 
 
 def warn_if_alone(world: World, environ: Mapping[str, str] = os.environ) -> None:

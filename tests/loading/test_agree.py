@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-import shardio.loading.agree as agree
 from shardio import BlockShuffle, ShardLoader, ShardWriter
 from shardio.augment import CenterCrop, RandomCrop
 from shardio.errors import LaunchError
+from shardio.loading import agree, world
 from shardio.loading.world import World
 
 NUM_SAMPLES = 48
@@ -35,8 +35,8 @@ class Job:
         self.store: Any = torch.distributed.HashStore()
         monkeypatch.setattr(agree, "_NUMBERS", Counter())
         monkeypatch.setattr(agree, "LIMIT_SECONDS", 0.2)
-        monkeypatch.setattr(agree, "world_of_torch", lambda: self._me)
-        monkeypatch.setattr(agree, "store_of_torch", lambda prefix: self.store)
+        monkeypatch.setattr(world, "world_of_torch", lambda *_: self._me)
+        monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: self.store)
 
     def loader(self, rank: int = 0, *, ranks: int = 2, num_samples: int = NUM_SAMPLES, **options: Any) -> ShardLoader:
         options = {"device": "cpu", "num_threads": 1, "batch_size": 4, "rank": rank, "world_size": ranks, **options}
@@ -138,6 +138,26 @@ def test_ranks_at_places_where_the_others_will_not_come_are_told(
                 job.begins(loader)
 
 
+def test_mixtures_have_the_same_shares_on_all_ranks_and_may_change_them(job: Job, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with ShardWriter(tmp_path / name, SHAPE, classes=["a"]) as writer:
+            for number in range(20):
+                writer.append(np.full(SHAPE, number + ord(name), np.uint8), 0)
+
+    def mixture(rank: int, *shares: int, **options: Any) -> ShardLoader:
+        path = {tmp_path / name: share for name, share in zip("ab", shares, strict=True)}
+        return job.loader(rank, path=path, epoch_batches=3, **options)
+
+    job.begins(mixture(0, 1, 3))
+    with pytest.raises(LaunchError, match="the same sets on all ranks"):
+        job.begins(mixture(1, 1, 2))
+    old, new = mixture(0, 1, 1, ranks=1), [mixture(rank, 1, 3) for rank in range(2)]
+    job.begins(old, rank=0)
+    for loader in (*reversed(new), *new):
+        job.begins(loader)
+        loader.load_state_dict(old.state_dict())
+
+
 def test_a_rank_may_come_from_another_place_while_this_rank_waits(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agree, "LIMIT_SECONDS", 10)
     first, second = (job.loader(rank) for rank in range(2))
@@ -177,10 +197,13 @@ def test_ranks_that_torchrun_starts_again_begin_anew(job: Job, monkeypatch: pyte
     job.begins(job.loader(1, seed=2))
 
 
-def test_a_store_that_does_not_answer_is_asked_once_and_not_waited_for(job: Job) -> None:
+def test_a_store_that_does_not_answer_is_asked_once_and_not_waited_for(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[threading.Thread] = []
     answer = threading.Event()
-    job.store = SimpleNamespace(compare_set=lambda *_: asked.append(threading.current_thread()) or answer.wait(10))
+    store = SimpleNamespace(compare_set=lambda *_: asked.append(threading.current_thread()) or answer.wait(10))
+    monkeypatch.setattr(agree, "store_of_torch", lambda prefix: store)
     loader = job.loader()
     start = time.monotonic()
     for _ in range(3):
