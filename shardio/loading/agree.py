@@ -71,9 +71,9 @@ class Agreement:
         if here not in self._begun[-1:]:
             self._begun = [*self._begun[:1], *self._begun[1:][2 - _MOST_BEGUN :], here]
         sampler, state = position.sampler, position.state()
-        reads = {"batch_size": sampler.batch_size, "tail": sampler.tail, "epoch_batches": sampler.length}
-        reads["sets"] = [{**one, "before": 0} for one in state.pop("sets", ())]
-        reads |= {name: state[name] for name in state if name not in (*Place._fields, "since", "num_samples")}
+        state = {"batch_size": sampler.batch_size, "tail": sampler.tail, "epoch_batches": sampler.length, **state}
+        state["sets"] = [{**one, "before": 0} for one in state.get("sets", ())]
+        reads = {name: state[name] for name in state if name not in (*Place._fields, "since", "num_samples")}
         sheet = json.dumps(Sheet(self._world.rank, reads, self._begun))
         found: list[tuple[int, str, Any, Any]] = []
         until = time.monotonic() + LIMIT_SECONDS
