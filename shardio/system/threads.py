@@ -98,14 +98,15 @@ class DaemonThread(threading.Thread):
         _thread.start_new_thread(self._start_here, ())
         self._started_signal.get()
         if self._call.error is not None and self.ident is None:
-            raise self._call.error
+            # A new one: if this thread kept what its caller gets, it would be in a cycle with the caller's frames.
+            raise RuntimeError(f"{self._call.error}: the limit of threads is reached (`ulimit -u`, or a container's)")
 
     def _start_here(self) -> None:
         if self._decision.setdefault(None, True):
             try:
                 self.start()
             except BaseException as error:
-                self._call.fail(error)
+                self._call.fail(error.with_traceback(None))
         self._started_signal.put(None)
 
     def run(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -141,3 +142,19 @@ def test_a_loader_is_freed_without_a_collection_however_its_iterator_is_left(
         if names := left_behind(before):
             found[how] = names
     assert not found
+
+
+def test_a_loader_whose_last_thread_cannot_start_leaves_none(
+    make_set: Callable[..., Path], no_collections: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "shardio-report":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="limit of threads"):
+        ShardLoader(make_set(20), 4, device="cpu", report_every=60)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("shardio")]

@@ -56,6 +56,18 @@ def test_a_relative_folder_stays_the_same_when_the_process_goes_elsewhere(
     assert place.name == out.name
 
 
+def test_a_storage_reads_the_set_whose_manifest_it_gave(
+    out: Path, make_set: Callable[..., Path], tmp_path: Path
+) -> None:
+    link, entry = tmp_path / "current", first_shard(out)
+    link.symlink_to(out)
+    place = open_storage(link)
+    assert place.load_manifest() == load_manifest(out)
+    link.unlink()
+    link.symlink_to(make_set(25, (6, 5, 3), 9))
+    assert read_range(place, entry, 0, entry.nbytes) == (out / entry.file).read_bytes()
+
+
 def test_what_may_pass_is_tried_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = first_shard(out)
     waits = failing_reads(monkeypatch, errno.EIO, 0, errno.ESTALE)
