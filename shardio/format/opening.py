@@ -13,6 +13,8 @@ from shardio.system.pour import TRANSIENT, Attempts, pour, reading_failed
 
 KnownFiles = dict[str, tuple[int, ...]]
 """The state of each file of a set, by name, when it was opened first or was last found to have the right sha256."""
+# In KnownFiles once an equal file came back under another number, as with FUSE: hashing each of them would take long.
+_NUMBERS_CHANGE = ""
 
 
 def state_of(path: str | int) -> tuple[int, ...]:
@@ -21,7 +23,7 @@ def state_of(path: str | int) -> tuple[int, ...]:
         status = os.lstat(path) if isinstance(path, str) else os.fstat(path)
     except FileNotFoundError:
         return ()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
 
 
 def open_sized(path: str | Path | FileAt, entry: FileEntry) -> OpenFile:
@@ -79,7 +81,8 @@ def open_sound(
     try:
         with naming(path):
             state = state_of(file.fileno())
-        if known.get(entry.file, () if isinstance(entry, TableEntry) else state) != state:
+        seen = known.get(entry.file, () if isinstance(entry, TableEntry) else state)
+        if seen != state and not (_NUMBERS_CHANGE in known and seen[:2] == state[:2]):
             found = _sha256(file, path, entry)
             if found != entry.sha256 and entry.file in known:
                 raise FormatError(
@@ -87,6 +90,8 @@ def open_sound(
                     "the set was opened; open the set again, or put the file back"
                 )
             check_sha256(path, entry, found)
+            if seen[:2] == state[:2]:
+                known[_NUMBERS_CHANGE] = ()
         known[entry.file] = state
     except BaseException:
         file.close()

@@ -25,6 +25,7 @@ from leaks import num_descriptors
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
+import shardio.format.opening
 import shardio.kernels.rowread
 import shardio.reading.file_reader
 import shardio.reading.mapping
@@ -544,6 +545,25 @@ def test_a_reader_reads_the_set_that_was_opened_and_no_other(
     with pytest.raises(FormatError, match="replaced") if is_fatal else contextlib.nullcontext():
         for _ in range(2):
             assert np.array_equal(read(reader, [3, 13], (6, 5, 3)), pixels_of([3, 13], (6, 5, 3)))
+
+
+def test_a_filesystem_that_numbers_files_anew_costs_one_file_to_be_hashed(
+    make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shardio.reading.file_reader, "most_open", lambda: 1)
+    hashed: list[str] = []
+    sha256 = shardio.format.opening._sha256
+    path = make_set(40)
+    reader = reader_of(open_shards(path), "pread")
+    monkeypatch.setattr(
+        shardio.format.opening, "_sha256", lambda *words: (hashed.append(words[2].file), sha256(*words))[1]
+    )
+    for shard in path.glob("train-0*.npy"):
+        shutil.copy2(shard, path / "copy")
+        (path / "copy").replace(shard)
+    for _ in range(2):
+        assert np.array_equal(read(reader, [3, 13, 23], (6, 5, 3)), pixels_of([3, 13, 23], (6, 5, 3)))
+    assert len(hashed) == 1
 
 
 def test_what_is_wrong_with_the_index_is_an_error_where_labels_were_wanted(
