@@ -32,7 +32,7 @@ def no_collections() -> Iterator[None]:
 
 def living() -> dict[int, Any]:
     """The objects of shardio's types, by their addresses."""
-    objects = [one for one in gc.get_objects() if type(one).__module__.startswith("shardio.")]
+    objects = [one for one in gc.get_objects() if str(type(one).__module__).startswith("shardio.")]
     return {id(one): one for one in objects if not isinstance(one, type) and type(one).__weakrefoffset__}
 
 
