@@ -93,6 +93,7 @@ def histories(tmp_path: Path) -> Histories:
     return Histories(tmp_path, seed, trained=train)
 
 
+@pytest.mark.filterwarnings("ignore:.*empty on rank:RuntimeWarning")
 def test_replay_gives_the_keys_and_pixels_that_training_had_through_resumes_on_other_ranks(
     histories: Histories,
 ) -> None:
@@ -102,6 +103,7 @@ def test_replay_gives_the_keys_and_pixels_that_training_had_through_resumes_on_o
     assert histories.counts.resumed
 
 
+@pytest.mark.filterwarnings("ignore:.*empty on rank:RuntimeWarning")
 def test_a_replay_of_other_random_numbers_is_noticed(histories: Histories, monkeypatch: pytest.MonkeyPatch) -> None:
     def flipped(*words: Any) -> Transform:
         return Compose([HorizontalFlip(1.0), read_chain(*words)])
