@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from shardio.errors import LaunchError, show
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.state import Place, Position
-from shardio.loading.world import World, check_world, store_of_torch, warn_if_alone
+from shardio.loading.world import World, check_world, store_of_torch
 from shardio.system.threads import DaemonThread
 
 # How long the store may take to answer, and a rank at another place to move on.
@@ -63,8 +63,6 @@ class Agreement:
 
     def check(self, position: Position, pipeline: Pipeline) -> None:
         """Raises LaunchError if another rank reads something else than the epoch that this rank is about to begin."""
-        if not pipeline.meter.counts.batches:
-            warn_if_alone(self._world)
         if not check_world(self._world) or not self._key:
             return
         here = [*position.next[:2], position.num_loaded, pipeline.transform.description]

@@ -27,6 +27,7 @@ from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
 from shardio.loading.ring import Slot
 from shardio.loading.state import Place, Position
+from shardio.loading.world import warn_if_alone
 from shardio.order.mixture import passes_of
 from shardio.order.sampler import Sampler
 from shardio.reading.reader import Request
@@ -192,25 +193,31 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
     """Iterates over the batches of one epoch, once. Threads may take turns to call `next`. A call during another
     thread's call, even on another iterator of the same loader, raises RuntimeError and changes nothing."""
 
-    def __init__(self, pipeline: Pipeline, position: Position, agreement: Agreement) -> None:
+    def __init__(self, pipeline: Pipeline, position: Position, agreement: Agreement | None) -> None:
         self._pipeline = pipeline
         self._position = position
         self._agreement = agreement
-        self._token = object()
         self._flow: Flow | None = None
         self._place = position.next
         self._remaining = 0
 
+    def __del__(self) -> None:
+        if hasattr(self, "_token") and not sys.is_finalizing():
+            self._position.leave(self._token, is_dropped=True)
+
     def _begin(self) -> Flow:
         """Begins the epoch, and returns its Flow. The first `next` does this, as Lightning calls `iter()` too often."""
         position = self._position
-        self._agreement.check(position, self._pipeline)
+        if not self._pipeline.meter.counts.batches:
+            warn_if_alone(self._pipeline.options.world)
+        if self._agreement is not None:
+            self._agreement.check(position, self._pipeline)
         self._place, sampler = position.next, position.rest()
         self._remaining = sampler.num_batches
         self._pipeline.meter.begin_epoch()
         # In an endless order, epochs are stretches of one.
         flow = Flow(self._pipeline, sampler, self._place.epoch if sampler.length is None else 0)
-        position.begin(self._token)
+        self._token = position.begin()
         self._flow = flow
         return flow
 
@@ -256,7 +263,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         if flow is None and not pipeline.closed:
             flow = self._begin()
         if flow is not None and not self._remaining:
-            self._position.receive(self._token, self._position.after(self._place))
+            self._position.leave(self._token, at_end=True)
             raise StopIteration
         if flow is None or pipeline.closed:
             raise RuntimeError("this ShardLoader was closed: make another loader to read more batches")
@@ -264,7 +271,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
             return self._next_of(flow)
         except BaseException:
             self._remaining = 0  # as with a generator: after an error the iteration is over,
-            self._token = object()  # and its end is not that of the epoch
+            self._position.leave(self._token)  # and its end is not that of the epoch
             flow.abandon()
             raise
 
@@ -289,7 +296,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._remaining -= 1
         self._place = Place(place.epoch, consumed, place.batch + 1)
         position.num_padded = padded
-        position.receive(self._token, self._place)
+        position.receive(self._token, self._place, has_more=self._remaining > 0)
         return batch
 
 

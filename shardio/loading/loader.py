@@ -268,6 +268,16 @@ class ShardLoader:
         self._iterators.add(iterator)
         return iterator
 
+    def peek(self) -> tuple[Any, ...]:
+        """Returns the batch that comes next, and moves nothing: for a picture, a lazy model, a compiler's warm-up.
+
+        That is the batch of the iterator that delivered last; between epochs, the first of the next epoch. It is read
+        for you alone, and again for the loop. torch's generators are put back.
+        """
+        check_world(self.world)
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            return next(LoaderIterator(self._pipeline, self._position.ahead(), None))
+
     @property
     def num_padded(self) -> int:
         """The number of samples at the end of the latest batch that came earlier in the same epoch.

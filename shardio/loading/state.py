@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
-
-import numpy as np
-import torch
 
 from shardio.errors import shortened, show
 from shardio.order.mixture import MixedOrder
@@ -16,6 +14,10 @@ from shardio.order.permutation import MAX_EPOCH, MAX_N
 from shardio.order.permutation import VERSION as ORDER_VERSION
 from shardio.order.sampler import Sampler
 from shardio.reading.mixed import AnySet, MixedSet
+from shardio.system.eager import warn_caller
+
+_BACK = "one batch was taken in the middle of an epoch, as by next(iter(loader)), and state_dict() does not count it"
+_AGAIN = "one batch was taken after load_state_dict(), as by next(iter(loader)), and comes again"
 
 
 class Place(NamedTuple):
@@ -31,11 +33,10 @@ class Place(NamedTuple):
 
 
 class Position:
-    """Where the next iterator begins, and how far the current iterator has come.
+    """Where the next iterator begins, and how far the iterator that delivered last has come.
 
-    Only the iterator that began last moves the current place, until `go_to` is called. The iterator is identified by a
-    token: a reference to the iterator would form a cycle, and the loader must be freed as soon as it is not
-    referenced. To be used by one thread.
+    `go_to` ends the claims of all iterators to the place. An iterator is identified by a token: a reference to the
+    iterator would form a cycle, and the loader must be freed as soon as it is not referenced. To be used by one thread.
     """
 
     def __init__(self, sampler: Sampler, shards: AnySet) -> None:
@@ -48,11 +49,27 @@ class Position:
         self.num_padded = 0
         """The number of samples of the latest batch that came earlier in the same epoch."""
         self._received = Place(0, 0)
-        self._reading: object = None
+        # How far each iterator has come that has begun, is not over, and has a claim; None before its first batch.
+        self._open: dict[object, Place | None] = {}
+        # Who has the place, who gets it back if that iterator is dropped now, and whether it was just given back.
+        self._holder: object = None
+        self._before: object = None
+        self._is_back = False
+        # The place of the loaded state, as long as the next iterator begins there.
+        self._loaded: Place | None = None
+        self._told: set[str] = set()
         self._shards = shards
         self._since = self.next
         """In an endless order, the place of the last loaded state, from which the places of later epochs are
         computed."""
+
+    def ahead(self) -> Position:
+        """Returns a new position at the batch that comes next: to the iterator that has the place, or to the next."""
+        other, place = copy(self), self._received if self._holder in self._open else self.next
+        other.go_to(place)
+        while not other.rest().num_batches:
+            other.go_to(self.after(other.next))
+        return other
 
     def rest(self) -> Sampler:
         """Returns the sampler of the next iterator: a whole epoch, or after a resume the rest of an epoch."""
@@ -76,23 +93,49 @@ class Position:
         left = self.sampler.length - place.batch
         return Place(place.epoch + 1, place.consumed + left * self.sampler.global_batch_size)
 
-    def begin(self, token: object) -> None:
-        """Begins the next epoch. From now on, only the iterator with this token moves the position."""
-        begun, after = self.next, self.after(self.next)
+    def begin(self) -> object:
+        """Returns the token of an iterator that begins. What comes next changes when the iterator delivers a batch."""
+        token = object()
+        self._open[token] = None
+        return token
+
+    def receive(self, token: object, place: Place, *, has_more: bool) -> None:
+        """Records that the iterator with this token has delivered a batch, and has come to `place`."""
+        if token not in self._open:
+            return
+        is_first = self._open[token] is None
+        self._tell(_AGAIN, is_first and self._received != self._loaded == self.next)
+        before = self._holder if is_first and has_more and not self._is_back else None
+        loaded = self._loaded if has_more and self._loaded == self._received else None
+        after = loaded or self.after(place)
         # No call comes between these, and so no exception of a signal handler.
-        self._received = begun
-        self.next = after
-        self._reading = token
+        self._open[token] = self._received = place
+        self.next, self._loaded = after, loaded
+        self._holder, self._before, self._is_back = token, before, False
 
-    def receive(self, token: object, place: Place) -> None:
-        """Records that the iterator with this token has come to `place`. Ignores iterators that began earlier."""
-        if self._reading is token:
-            self._received = place
+    def leave(self, token: object, *, at_end: bool = False, is_dropped: bool = False) -> None:
+        """Records that an iterator is over: at the end of its epoch, by an error, or as it is dropped."""
+        if token not in self._open:
+            return
+        place, there = self._open.pop(token), self._open.get(self._before)
+        if at_end and (place is None or token is self._holder):
+            self._received = self.next = self.after(place or self.next)
+        elif place is None:  # an error before the first batch ends an epoch, too
+            self.next = self.after(self.next)
+        elif is_dropped and token is self._holder and there is not None:
+            self._received, self._holder, self._is_back = there, self._before, True
+            self._tell(_BACK)
 
-    def go_to(self, place: Place) -> None:
-        """Makes the next iterator begin at `place`. From now on the current iterator no longer changes the state."""
+    def _tell(self, text: str, has_happened: bool = True) -> None:
+        if has_happened and text not in self._told:
+            self._told.add(text)
+            warn_caller(f"{text}: loader.peek() returns the next batch and moves nothing")
+
+    def go_to(self, place: Place, loaded: Place | None = None) -> None:
+        """Makes the next iterator begin at `place`. The iterators begun before no longer change the state."""
+        self._open = {}
         self.next = self._received = place
-        self._reading = None
+        self._loaded = loaded
 
     def set_epoch(self, epoch: int) -> None:
         epoch = as_integer("epoch", epoch)
@@ -109,7 +152,8 @@ class Position:
                 f"the shares of this mixture apply from sample {first} of the stream on, but epoch {epoch} begins "
                 "before: set a later epoch"
             )
-        self.go_to(place)
+        self._tell(_AGAIN, self._received != self._loaded == place)
+        self.go_to(place, self._loaded if place == self._received else None)
 
     def _check_end(self, place: Place) -> None:
         """Raises ValueError if an epoch that begins at `place` has positions that are too large for an order."""
@@ -165,7 +209,7 @@ class Position:
             self.sampler = replace(self.sampler, order=order)
         self._since = place
         self.num_loaded += 1
-        self.go_to(place)
+        self.go_to(place, place)
 
     def _check_identity(self, state: Mapping[str, Any]) -> None:
         identity = self._identity()
@@ -212,4 +256,4 @@ def plain(value: Any) -> Any:
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(one) for one in value]
-    return value.item() if isinstance(value, (np.generic, np.ndarray, torch.Tensor)) and not value.shape else value
+    return value.item() if getattr(value, "shape", None) == () else value

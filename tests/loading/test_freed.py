@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -94,6 +95,14 @@ def close_and_go_on(loader: ShardLoader) -> None:
     next(iterator)
 
 
+def peek_and_look(loader: ShardLoader) -> None:
+    for _ in loader:
+        loader.peek()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            next(iter(loader))
+
+
 def two_iterators(loader: ShardLoader) -> None:
     for _ in zip(loader, islice(loader, 2), strict=False):
         pass
@@ -110,6 +119,7 @@ def ways() -> dict[str, tuple[Leave, dict[str, Any]]]:
         "Ctrl-C in the first batch": (read_all, {"transform": fail_once(KeyboardInterrupt, 1)}),
         "an iterator that lives longer than its loader": (keep_the_iterator, {}),
         "closed in mid-epoch": (close_and_go_on, {}),
+        "peek(), and next(iter(loader)) in the loop": (peek_and_look, {}),
         "two iterators": (two_iterators, {}),
         "crops": (break_out, {"transform": Compose([RandomCrop(4), Normalize("imagenet")])}),
         "a crop that does not fit": (read_all, {"transform": RandomCrop(64)}),

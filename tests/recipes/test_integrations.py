@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -275,6 +275,31 @@ def test_lightning_trains_on_whole_epochs_after_tuning(
 
     steps = fit({**lightning, "Tuner": Tuner}, tune=tune, max_epochs=6, limit_val_batches=0)
     assert steps == undisturbed(epochs=6, batch_size=batch_size)
+
+
+@leaf_spec
+@saves_no_more
+@pytest.mark.filterwarnings("ignore:one batch was taken:RuntimeWarning")
+@pytest.mark.parametrize("look", [ShardLoader.peek, lambda loader: next(iter(loader))])
+def test_lightning_goes_on_exactly_though_hooks_look_at_a_batch_before_and_in_the_loop(
+    look: Callable[[ShardLoader], object], lightning: dict[str, Any]
+) -> None:
+    from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+
+    class Look(Callback):
+        def on_train_start(self, trainer: Any, *_: Any) -> None:
+            look(trainer.datamodule.train)
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            look(trainer.datamodule.train)
+
+    saving = ModelCheckpoint("saved", filename="{step}", save_top_k=-1, every_n_train_steps=1)
+    options = {"max_epochs": 3, "limit_val_batches": 0, "num_sanity_val_steps": 0}
+    expected = undisturbed(epochs=3, batch_size=FIVE_BATCHES)
+    assert fit(lightning, callbacks=[Look(), saving], enable_checkpointing=True, **options) == expected
+    for step in (1, 3, 5, 8):
+        looks = [Look()] if step % 5 else []  # else nothing is left of the epoch to look at
+        assert fit(lightning, checkpoint=f"saved/step={step}.ckpt", callbacks=looks, **options) == expected[step:], step
 
 
 # Accelerate

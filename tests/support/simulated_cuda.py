@@ -76,6 +76,8 @@ class Simulation:
             "stream": self.stream,
             "set_stream": lambda stream: self.current.__setitem__(stream.index, stream),
             "set_sync_debug_mode": lambda mode: setattr(self, "sync_debug_mode", mode),
+            "get_rng_state": lambda device: torch.empty(0),
+            "set_rng_state": lambda state, device: None,
             "synchronize": lambda device=None: self.wait("synchronize", self.streams),
             "memory_allocated": lambda device=None: self.allocated,
             "max_memory_allocated": lambda device=None: self.most_allocated,
