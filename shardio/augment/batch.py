@@ -252,11 +252,6 @@ class Batch:
         return self.boxes is None and self.flips is None and not self.steps
 
     @property
-    def is_plain(self) -> bool:
-        """True if the batch has no masks, and no recorded crop, resize, flip or operation."""
-        return self.masks is None and self.is_whole
-
-    @property
     def size(self) -> tuple[int, int]:
         """Height and width after the recorded changes. Raises ValueError if the images would have several sizes."""
         if self.boxes is None:  # mirrored only: images have their stored size

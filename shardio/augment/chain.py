@@ -114,7 +114,8 @@ class Transform(Configuration, ABC):
                 f"sizes must be of shape {(count, 2)}, a height and a width per image, minimum 1; found shape "
                 f"{found.shape}{least}"
             )
-        if labels is not None and not _are_labels(labels, count):
+        forms = {(torch.int64, 1), (torch.float32, 1), (torch.float32, 2)}
+        if labels is not None and not ((labels.dtype, labels.ndim) in forms and len(labels) == count):
             raise ValueError(
                 f"labels must be int64 (B,), or float32 (B,) or (B, K), for {count} images; found {labels.dtype} "
                 f"{tuple(labels.shape)}"
@@ -234,11 +235,6 @@ def runs_anywhere(transform: Transform) -> bool:
     return all(part.on_any_device and is_of_shardio(type(part)) for part in transform.with_inner())
 
 
-def _is_known(transform: Transform) -> bool:
-    """Returns whether a transform and all inside are shardio's. Nothing is known of what the apply of others does."""
-    return all(is_of_shardio(type(part)) for part in transform.with_inner())
-
-
 def results_of(done: Sequence[Batch], has_views: bool) -> tuple[Images, torch.Tensor | None, Arrays | None]:
     """Returns the images of finished batches, the labels or None, and the masks by name or None.
 
@@ -323,11 +319,6 @@ def _draws(
     return Draws(seed or 0, epoch or 0, numbers.astype(np.int64), view or 0)
 
 
-def _are_labels(labels: torch.Tensor, count: int) -> bool:
-    most = {torch.int64: 1, torch.float32: 2}.get(labels.dtype, 0)
-    return 1 <= labels.ndim <= most and len(labels) == count
-
-
 def _for_each(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
     """Returns `value`, a tensor, None, or a tuple or mapping of these, with `function` applied to every tensor."""
     if isinstance(value, Mapping):
@@ -374,7 +365,7 @@ class Compose(Container):
 
 
 def _at_once(transform: Transform, batch: Batch, views: range, purpose: str) -> list[Batch]:
-    """Returns a batch per view: `batch`, which must be plain, after `transform`. Computes all views as one batch."""
+    """Returns a batch per view: `batch`, without masks and changes, after `transform`. Computes all as one batch."""
     count, several = len(batch), len(views)
     draws = replace(batch.draws[np.tile(np.arange(count), several)], view=np.repeat(views, count))
     together = replace(batch, draws=draws, sizes=np.tile(batch.sizes, (several, 1)), labels=None)
@@ -414,7 +405,10 @@ class Views(Container):
         first = draws.view * len(self.transforms)
         for transform, equal in groupby(self.transforms):
             views = range(first, first := first + len([*equal]))
-            if len(views) > 1 and batch.is_plain and not transform.has_views and _is_known(transform):
+            is_plain = batch.masks is None and batch.is_whole
+            # Nothing is known of what the apply of other classes does.
+            is_known = all(is_of_shardio(type(part)) for part in transform.with_inner())
+            if len(views) > 1 and is_plain and not transform.has_views and is_known:
                 made += _at_once(transform, batch, views, purpose)
                 continue
             for view in views:

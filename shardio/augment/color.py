@@ -66,7 +66,7 @@ class ColorJitter(Transform):
         return batch
 
 
-class _Sometimes(Transform):
+class Sometimes(Transform):
     """Applies the operation `op` to each image with probability `p`. `values` names the arguments that `op` gets."""
 
     records = True
@@ -80,7 +80,7 @@ class _Sometimes(Transform):
 
 
 @dataclass(frozen=True, repr=False)
-class RandomGrayscale(_Sometimes):
+class RandomGrayscale(Sometimes):
     """Replaces colors by 0.2989 red + 0.587 green + 0.114 blue, with probability `p`."""
 
     p: Probability = 0.1
@@ -88,7 +88,7 @@ class RandomGrayscale(_Sometimes):
 
 
 @dataclass(frozen=True, repr=False)
-class RandomInvert(_Sometimes):
+class RandomInvert(Sometimes):
     """Replaces gray levels x by 255 - x, with probability `p`."""
 
     p: Probability = 0.5
@@ -96,7 +96,7 @@ class RandomInvert(_Sometimes):
 
 
 @dataclass(frozen=True, repr=False)
-class RandomAutocontrast(_Sometimes):
+class RandomAutocontrast(Sometimes):
     """Stretches the gray levels of each channel to the range from 0 to 255, with probability `p`."""
 
     p: Probability = 0.5
@@ -104,7 +104,7 @@ class RandomAutocontrast(_Sometimes):
 
 
 @dataclass(frozen=True, repr=False)
-class RandomEqualize(_Sometimes):
+class RandomEqualize(Sometimes):
     """Equalizes the histogram of each channel, with probability `p`."""
 
     p: Probability = 0.5
@@ -112,7 +112,7 @@ class RandomEqualize(_Sometimes):
 
 
 @dataclass(frozen=True, repr=False)
-class RandomPosterize(_Sometimes):
+class RandomPosterize(Sometimes):
     """Keeps the `bits` highest bits of each gray level, and sets the others to 0, with probability `p`."""
 
     bits: Annotated[int, partial(check_whole, low=0, high=8)]
@@ -122,7 +122,7 @@ class RandomPosterize(_Sometimes):
 
 
 @dataclass(frozen=True, repr=False)
-class RandomSolarize(_Sometimes):
+class RandomSolarize(Sometimes):
     """Inverts gray levels from `threshold` to 255, with probability `p`. A threshold of 256 inverts nothing."""
 
     threshold: Annotated[float, partial(check_number, low=0, high=256)]
@@ -132,7 +132,7 @@ class RandomSolarize(_Sometimes):
 
 
 @dataclass(frozen=True, repr=False)
-class RandomAdjustSharpness(_Sometimes):
+class RandomAdjustSharpness(Sometimes):
     """Changes the sharpness by `sharpness_factor`, with probability `p`.
 
     0 blurs, 1 changes nothing, 2 doubles the sharpness.

@@ -19,6 +19,7 @@ from shardio.augment.arguments import Fill, PositiveRange, Probability, around, 
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import between
 from shardio.augment.chain import Transform
+from shardio.augment.color import Sometimes
 from shardio.augment.steps import Op, Sampling
 
 Angles = Annotated[float | tuple[float, float], partial(around, center=0)]
@@ -62,14 +63,11 @@ Center = Annotated[tuple[float, float], _check_two] | None
 
 
 @dataclass(frozen=True, repr=False)
-class VerticalFlip(Transform):
+class VerticalFlip(Sometimes):
     """Flips top and bottom, with probability `p`."""
 
     p: Probability = 0.5
-    records = True
-
-    def apply(self, batch: Batch, purpose: str) -> Batch:
-        return batch.stepped(Op.FLIP, where=batch.draws.uniform(purpose, 1)[0] < self.p)
+    op = Op.FLIP
 
 
 class _Warp(Transform):

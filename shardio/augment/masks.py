@@ -66,8 +66,7 @@ class Masks:
         return cls((height, width), dict(masks), _fills(masks, 0 if mask_fill is None else mask_fill))
 
     def stepped(self, steps: Steps) -> Masks:
-        """Returns the masks after the steps that move pixels."""
-        moving = tuple(step for step in map(_moving, steps) if not step.does_nothing)
+        moving = tuple(step for step in map(_moving, steps) if step.codes.any())
         return self._changed(self.size, lambda mask, fill: _stepped(mask, moving, fill)) if moving else self
 
     def placed(

@@ -114,7 +114,6 @@ class Stage:
         return self.boxes is None and self.flips is None and self.canvas is None
 
     def part(self, some: slice) -> Stage:
-        """Returns the stage of some of the images."""
         canvas = self.canvas
         if canvas is not None:
             canvas = replace(canvas, sizes=canvas.sizes[some], firsts=canvas.firsts[some])
@@ -216,24 +215,20 @@ class Choice:
     is_one_pass = False
 
     def part(self, some: slice) -> Choice:
-        """Returns the choice of some of the images."""
         alternatives = tuple(tuple(stage.part(some) for stage in stages) for stages in self.alternatives)
         return replace(self, numbers=self.numbers[some], alternatives=alternatives)
 
     def windows(self) -> Windows:
-        """Returns the pixels of each image that its alternative reads."""
         count = len(self.numbers)
         return Windows.picked([windows_of(stages, self.source, count) for stages in self.alternatives], self.numbers)
 
     def make(self, planes: Planes, some: Numbers, out: Pixels) -> None:
-        """Writes the results of the images `some` to `out`. See `Stage.make`."""
         numbers = self.numbers[some]
         for number in np.unique(numbers).tolist():
             mine = np.flatnonzero(numbers == number)
             out[mine] = run(self.alternatives[number], planes[mine], some[mine], out.shape[1:])
 
     def move(self, masks: Masks) -> Masks:
-        """Returns the masks of the results from the masks of the images, of a whole batch."""
         moved = [moved_by(stages, masks) for stages in self.alternatives]
         return Masks.chosen(moved, self.numbers)
 
@@ -290,7 +285,6 @@ def run_and_cast(stages: Stages, planes: Planes, some: Numbers, out: NDArray[Any
 
 
 def moved_by(stages: Stages, masks: Masks) -> Masks:
-    """Returns masks of a batch after stages."""
     for stage in stages:
         masks = stage.move(masks)
     return masks

@@ -90,10 +90,6 @@ class Step:
         """Returns the step for `chosen` images only, bool (B,). The operation of other images is NOTHING."""
         return replace(self, codes=np.where(chosen, self.codes, np.uint8(Op.NOTHING)))
 
-    @property
-    def does_nothing(self) -> bool:
-        return not self.codes.any()
-
 
 Steps = tuple[Step, ...]
 

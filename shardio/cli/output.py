@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from numpy.typing import NDArray
 
+    from shardio.augment import Transform
+
 # Nothing is printed about servers that answer sooner.
 _TELL_SECONDS = 5.0
 
@@ -85,19 +87,7 @@ def telling_of_servers(paths: Sequence[str]) -> Iterator[None]:
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def _normalizes(transform: object) -> Iterator[Any]:
-    from shardio.augment import Normalize
-
-    if isinstance(transform, Normalize):
-        yield transform
-    if dataclasses.is_dataclass(transform):
-        for field in dataclasses.fields(transform):
-            value = getattr(transform, field.name)
-            for part in value if isinstance(value, tuple) else (value,):
-                yield from _normalizes(part)
-
-
-def levels_of(images: torch.Tensor, transform: object = None) -> NDArray[np.uint8]:
+def levels_of(images: torch.Tensor, transform: Transform | None = None) -> NDArray[np.uint8]:
     """Returns a batch of images (B, C, H, W) as uint8 pictures (B, H, W, C).
 
     uint8 images keep their levels. Other dtypes first undo the Normalize of `transform`, if there is one; their levels
@@ -105,9 +95,12 @@ def levels_of(images: torch.Tensor, transform: object = None) -> NDArray[np.uint
     """
     import torch
 
+    from shardio.augment import Normalize
+
     if images.dtype != torch.uint8:
         images = images.float()
-        if (normalize := next(_normalizes(transform), None)) is not None:
+        parts = [] if transform is None else transform.with_inner()
+        if (normalize := next((part for part in parts if isinstance(part, Normalize)), None)) is not None:
             mean, std = (torch.tensor(numbers)[:, None, None] for numbers in normalize.statistics)
             images = images * std + mean
         images = (images * 255).round().clamp(0, 255).to(torch.uint8)

@@ -81,7 +81,12 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Prepared
                 assert isinstance(found, DatasetItem)
                 return PreparedSample(source.key, found.label, (0, 0), 0, "", _make_values(task, source, found, None))
             image, label = (found.image, found.label) if isinstance(found, DatasetItem) else (found, source.indexed)
-            decoded = decode_image(image, fit.decode, least_size=fit.least_size if fit.quality == "fast" else None)
+            decoded = decode_image(
+                image,
+                exif_rotate=fit.exif_rotate,
+                background=fit.background,
+                least_size=fit.least_size if fit.quality == "fast" else None,
+            )
             fit.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
             arrays = _make_values(task, source, found, decoded)
         except DecodeError as error:

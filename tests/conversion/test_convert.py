@@ -44,7 +44,7 @@ from storages import scan_tree
 from shardio.conversion import claim
 from shardio.conversion import task as shardtask
 from shardio.conversion.convert import convert
-from shardio.conversion.images.decode import DecodeOptions, decode_image
+from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions, Progress, count_bad
 from shardio.conversion.plan import library_versions, order_sources
@@ -156,10 +156,7 @@ def test_worker_processes_of_a_conversion_in_another_thread_give_the_same_bytes(
 # --- the right samples ------------------------------------------------------------------------------------------------
 
 
-DEFAULTS = DecodeOptions()
-
-
-def check_samples(src: Path, out: Path, fit: Fit, order: str = "shuffled", options: DecodeOptions = DEFAULTS) -> int:
+def check_samples(src: Path, out: Path, fit: Fit, order: str = "shuffled") -> int:
     """Compares all samples with the decoder and resizer, called by hand in the order of the plan. Returns the count."""
     tree = scan_tree(src)
     total = 0
@@ -171,7 +168,8 @@ def check_samples(src: Path, out: Path, fit: Fit, order: str = "shuffled", optio
         pixels = np.concatenate(shards)
         for source in sources:
             if position < len(index) and index["key"][position] == source.key:
-                decoded = decode_image((src / os.fsdecode(source.key)).read_bytes(), options).pixels
+                data, colors = (src / os.fsdecode(source.key)).read_bytes(), fit.background
+                decoded = decode_image(data, exif_rotate=fit.exif_rotate, background=colors).pixels
                 np.testing.assert_array_equal(pixels[position], fit.apply(decoded), err_msg=str(source.key))
                 row = index[position]
                 assert row["label"] == source.label == sorted(tree.classes).index(source.key.split(b"/")[-2].decode())
@@ -234,10 +232,10 @@ def test_pictures_are_turned_and_laid_over_a_background_where_that_is_asked_for(
     Image.fromarray(random_picture(rng, 30, 50)).save(folder / "turned.jpg", exif=exif)
     rgba = np.dstack([random_picture(rng, 20, 20), np.zeros((20, 20), np.uint8)])
     Image.fromarray(rgba).save(folder / "transparent.png")
-    chosen = DecodeOptions(exif_rotate=True, background=(0, 128, 0))
+    fit = Fit((SIZE, SIZE), exif_rotate=True, background=(0, 128, 0))
     options = {**OPTIONS, "exif_rotate": True, "background": "green", "labels": "folders", "order": "source"}
     convert(tmp_path / "src", out, **options)
-    assert check_samples(tmp_path / "src", out, Fit((SIZE, SIZE)), "source", chosen) == 2
+    assert check_samples(tmp_path / "src", out, fit, "source") == 2
     transparent, _ = open_shards(out)
     assert (transparent.image == (0, 128, 0)).all()
     assert open_shards(out).index["source_height"].tolist() == [20, 50]

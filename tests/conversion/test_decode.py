@@ -25,12 +25,12 @@ from PIL import Image, ImageOps
 from places import DATA, SHARED
 from storages import scan_tree
 
-from shardio.conversion.images.decode import DecodedImage, DecodeOptions, decode_image, parse_color
+from shardio.conversion.images.decode import DecodedImage, decode_image, parse_color
+from shardio.conversion.images.fit import Fit
 from shardio.conversion.images.headers import MAX_PIXELS, MAX_SIDE_PIXELS, check_pixels
 from shardio.errors import DecodeError
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-UPRIGHT = DecodeOptions(exif_rotate=True)
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +154,7 @@ def test_each_good_image_gives_its_picture(bad_images: Path, name: str) -> None:
     steps = 2 if data.startswith(b"\xff\xd8") else 1
     assert np.abs(decoded.pixels - reference(data)).max() <= steps
     assert bool(decoded.warning) == (EXPECTED[name] == "ok-warn")
-    upright = decode_image(data, UPRIGHT).pixels
+    upright = decode_image(data, exif_rotate=True).pixels
     with Image.open(io.BytesIO(data)) as image:
         if image.getexif().get(0x0112, 1) != 1:
             shown = np.asarray(ImageOps.exif_transpose(image).convert("RGB")).astype(int)
@@ -258,12 +258,12 @@ GRAY, COLOR, PALETTE, GRAY_ALPHA, COLOR_ALPHA = 0, 2, 3, 4, 6
 CHANNELS = {GRAY: 1, COLOR: 3, PALETTE: 1, GRAY_ALPHA: 2, COLOR_ALPHA: 4}
 DEPTHS = {GRAY: (1, 2, 4, 8, 16), COLOR: (8, 16), PALETTE: (1, 2, 4, 8), GRAY_ALPHA: (8, 16), COLOR_ALPHA: (8, 16)}
 ALL_KINDS_OF_PNG = [(kind, depth) for kind in CHANNELS for depth in DEPTHS[kind]]
-BEHIND = DecodeOptions(background=(200, 100, 50))
+BEHIND = (200, 100, 50)
 
 
 def over(rgb: NDArray[Any], alpha: NDArray[Any]) -> NDArray[np.float64]:
     """Lays a color over the background BEHIND. Color and alpha are from 0 to 1, the result from 0 to 255."""
-    return np.asarray((rgb * alpha + np.array(BEHIND.background) / 255 * (1 - alpha)) * 255)
+    return np.asarray((rgb * alpha + np.array(BEHIND) / 255 * (1 - alpha)) * 255)
 
 
 @pytest.mark.parametrize("interlaced", [False, True])
@@ -282,7 +282,7 @@ def test_every_kind_of_png_gives_the_picture_that_its_values_mean(kind: int, dep
             alpha = values[:, :, -1:] / most if kind in (GRAY_ALPHA, COLOR_ALPHA) else np.ones((height, width, 1))
             rgb = values[:, :, : 3 if kind in (COLOR, COLOR_ALPHA) else 1] / most
             expected = over(rgb, alpha)
-        pixels = decode_image(data, BEHIND).pixels
+        pixels = decode_image(data, background=BEHIND).pixels
         assert pixels.shape == (height, width, 3)
         # The upper 8 of 16 bits of color, or of gray with alpha, are kept, and then two values are multiplied.
         steps = 0.5 if CHANNELS[kind] == 1 else 1 if depth == 8 or kind == COLOR else 2.5
@@ -295,8 +295,8 @@ def test_one_transparent_gray_is_laid_over_the_background_for_every_value(depth:
     values = np.arange(most + 1).reshape(-1, min(most + 1, 256), 1)
     for transparent in {0, 1, most // 2, most - 1, most}:
         data = png_of(values, depth, GRAY, png_chunk(b"tRNS", struct.pack(">H", transparent)))
-        pixels = decode_image(data, BEHIND).pixels
-        np.testing.assert_array_equal((pixels == BEHIND.background).all(axis=2), values[:, :, 0] == transparent)
+        pixels = decode_image(data, background=BEHIND).pixels
+        np.testing.assert_array_equal((pixels == BEHIND).all(axis=2), values[:, :, 0] == transparent)
         opaque = values[:, :, 0] != transparent
         np.testing.assert_array_equal(pixels[opaque], decode_image(png_of(values, depth, GRAY)).pixels[opaque])
 
@@ -304,10 +304,10 @@ def test_one_transparent_gray_is_laid_over_the_background_for_every_value(depth:
 def test_one_transparent_color_is_laid_over_the_background() -> None:
     values = np.stack(np.meshgrid(*[np.arange(0, 256, 51)] * 3), axis=-1).reshape(6, -1, 3)
     data = png_of(values, 8, COLOR, png_chunk(b"tRNS", struct.pack(">HHH", 51, 102, 255)))
-    pixels = decode_image(data, BEHIND).pixels
+    pixels = decode_image(data, background=BEHIND).pixels
     transparent = (values == (51, 102, 255)).all(axis=2)
     assert transparent.sum() == 1
-    np.testing.assert_array_equal(pixels, np.where(transparent[:, :, None], BEHIND.background, values))
+    np.testing.assert_array_equal(pixels, np.where(transparent[:, :, None], BEHIND, values))
 
 
 def test_one_transparent_color_of_16_bits_is_refused_for_it_cannot_be_told_from_its_neighbors() -> None:
@@ -327,7 +327,7 @@ def test_palette_entries_are_as_transparent_as_they_say(depth: int) -> None:
         alpha = np.full(count, 255)
         alpha[:told] = rng.integers(0, 256, told)
         chunks = png_chunk(b"PLTE", colors.tobytes()), png_chunk(b"tRNS", bytes(alpha[:told].tolist()))
-        pixels = decode_image(png_of(values, depth, PALETTE, *chunks), BEHIND).pixels
+        pixels = decode_image(png_of(values, depth, PALETTE, *chunks), background=BEHIND).pixels
         expected = over(colors[values[:, :, 0]] / 255, alpha[values] / 255)
         assert np.abs(pixels - expected).max() <= 1
 
@@ -371,7 +371,7 @@ def test_exif_orientation_is_applied_where_it_is_asked_for(kind: str, orientatio
         7: np.rot90(stored.transpose(1, 0, 2), 2),  # right, bottom
         8: np.rot90(stored),  # left, bottom
     }[orientation]
-    pixels = decode_image(data, UPRIGHT).pixels
+    pixels = decode_image(data, exif_rotate=True).pixels
     np.testing.assert_array_equal(pixels, expected)
     assert pixels.flags.c_contiguous
     with Image.open(io.BytesIO(data)) as image:
@@ -384,7 +384,7 @@ def test_exif_orientation_is_applied_where_it_is_asked_for(kind: str, orientatio
 def test_a_broken_exif_block_does_no_harm(kind: str, block: bytes) -> None:
     pixels = picture(9, 16, 40)
     plain = decode_image(encode(pixels, kind, lossless=True))
-    decoded = decode_image(encode(pixels, kind, lossless=True, exif=block), UPRIGHT)
+    decoded = decode_image(encode(pixels, kind, lossless=True, exif=block), exif_rotate=True)
     assert decoded.warning == ""
     np.testing.assert_array_equal(decoded.pixels, plain.pixels)
 
@@ -392,7 +392,7 @@ def test_a_broken_exif_block_does_no_harm(kind: str, block: bytes) -> None:
 def test_a_picture_behind_a_mended_header_is_turned_too() -> None:
     data, stored = with_orientation("JPEG", 6)
     tables = data.index(b"\xff\xdb")
-    decoded = decode_image(data[:tables] + b"junk" + data[tables:], UPRIGHT)
+    decoded = decode_image(data[:tables] + b"junk" + data[tables:], exif_rotate=True)
     assert decoded.warning.startswith("junk in the header left out")
     np.testing.assert_array_equal(decoded.pixels, np.rot90(stored, -1))
 
@@ -408,7 +408,7 @@ def test_transparency_is_laid_over_the_background_that_is_asked_for(
     alpha[:5], alpha[-5:] = 0, 255
     data = encode(np.dstack([rgb, alpha]), kind, lossless=True, exact=True)
     share = alpha[:, :, None] / 255
-    pixels = decode_image(data, DecodeOptions(background=background)).pixels
+    pixels = decode_image(data, background=background).pixels
     assert np.abs(pixels - (rgb * share + np.array(background) * (1 - share))).max() <= 1
     assert (pixels[:5] == background).all()
     np.testing.assert_array_equal(pixels[-5:], rgb[-5:])
@@ -434,9 +434,9 @@ def test_what_is_no_color_is_refused() -> None:
     colors: Any = ((1, 2), (1, 2, 3, 4), (1, 2, 256), (-1, 2, 3), (1.0, 2, 3), (True, 2, 3), ())
     for color in colors:
         with pytest.raises(ValueError, match="background"):
-            DecodeOptions(background=color)
+            Fit((8, 8), background=color)
     with pytest.raises(ValueError, match="exif_rotate"):
-        DecodeOptions(exif_rotate=1)  # type: ignore[arg-type]
+        Fit((8, 8), exif_rotate=1)  # type: ignore[arg-type]
 
 
 # --- rarer kinds ------------------------------------------------------------------------------------------------------
@@ -521,7 +521,7 @@ def test_what_is_turned_is_not_reduced() -> None:
         exif = Image.Exif()
         exif[0x0112] = orientation
         data = encode(picture(1, 65, 127), "JPEG", exif=exif)
-        decoded = decode_image(data, UPRIGHT, least_size=lambda *size: (8, 8))
+        decoded = decode_image(data, exif_rotate=True, least_size=lambda *size: (8, 8))
         assert decoded.reduction == (8 if orientation == 1 else 1)
         assert decoded.source_size == ((65, 127) if orientation < 5 else (127, 65))
 
@@ -552,7 +552,7 @@ def test_bytes_after_the_end_are_no_part_of_the_picture(kind: str) -> None:
     for more in (bytes(100), gain_map, gain_map[:-1], gain_map[:-50]):
         decoded = decode_image(data + more)
         assert decoded.warning == ""
-        np.testing.assert_array_equal(decoded.pixels, decode_image(data, DecodeOptions(background=(0, 0, 0))).pixels)
+        np.testing.assert_array_equal(decoded.pixels, decode_image(data, background=(0, 0, 0)).pixels)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -627,10 +627,10 @@ def test_pictures_are_the_same_however_few_rows_are_converted_at_a_time(
     strip_pixels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = [*PNGS.values(), *WEBPS.values(), encode(Image.fromarray(picture(23)).quantize(9), "PNG", transparency=3)]
-    whole = [decode_image(data, BEHIND).pixels for data in images]
+    whole = [decode_image(data, background=BEHIND).pixels for data in images]
     monkeypatch.setattr("shardio.conversion.images.decode._STRIP_PIXELS", strip_pixels)
     for data, expected in zip(images, whole, strict=True):
-        np.testing.assert_array_equal(decode_image(data, BEHIND).pixels, expected)
+        np.testing.assert_array_equal(decode_image(data, background=BEHIND).pixels, expected)
 
 
 def test_a_png_or_webp_cut_at_any_byte_is_refused_or_the_same() -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pictures import encode, random_picture
 from PIL import Image, features
 
-from shardio.conversion.images.decode import DecodedImage, DecodeOptions, decode_image
+from shardio.conversion.images.decode import DecodedImage, decode_image
 from shardio.conversion.images.headers import holds_image
 from shardio.errors import DecodeError
 
@@ -25,8 +25,7 @@ GRAY = RGB[:, :, 0]
 BITS = GRAY > 127
 ALPHA = random_picture(RNG, 23, 37)[:, :, 0]
 DEEP = (GRAY.astype(np.uint16) << 8) + 77
-BEHIND = DecodeOptions(background=(200, 100, 50))
-UPRIGHT = DecodeOptions(exif_rotate=True)
+BEHIND = (200, 100, 50)
 HAS_AVIF = "avif" in features.modules and features.check("avif")
 needs_avif = pytest.mark.skipif(not HAS_AVIF, reason="needs a Pillow with AVIF")
 
@@ -40,7 +39,7 @@ def nothing_printed(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
 
 def over(colors: NDArray[Any], alpha: NDArray[Any]) -> NDArray[Any]:
     share = alpha[:, :, None] / 255
-    return np.asarray(colors * share + np.array(BEHIND.background) * (1 - share))
+    return np.asarray(colors * share + np.array(BEHIND) * (1 - share))
 
 
 def gray(values: NDArray[Any]) -> NDArray[Any]:
@@ -156,7 +155,7 @@ EXACT: dict[str, tuple[bytes, NDArray[Any]]] = {
 @pytest.mark.parametrize("kind", EXACT)
 def test_every_kind_gives_the_picture_that_its_values_mean(kind: str) -> None:
     data, expected = EXACT[kind]
-    decoded = decode_image(data, BEHIND)
+    decoded = decode_image(data, background=BEHIND)
     assert (decoded.pixels.dtype, decoded.warning) == (np.uint8, "")
     # Exact, but for the last bit of a product of two values, and of the upper 8 of 16 bits of color.
     if kind == "TIFF, 4 bits":
@@ -182,7 +181,7 @@ def test_avif_decodes_as_with_pillow_and_is_refused_when_cut() -> None:
         data = encode(image, "AVIF", quality=100, subsampling="4:4:4")
         channels = np.atleast_3d(image)
         expected = over(RGB, ALPHA) if channels.shape[2] == 4 else np.broadcast_to(channels, RGB.shape)
-        assert np.abs(decode_image(data, BEHIND).pixels.astype(int) - expected).max() <= 6
+        assert np.abs(decode_image(data, background=BEHIND).pixels.astype(int) - expected).max() <= 6
         for length in range(1, len(data), 29):
             assert not isinstance(decode_or_refuse(data[:length]), DecodedImage)
 
@@ -345,18 +344,18 @@ def test_a_gif_frame_lies_on_the_canvas_and_the_background_shows_elsewhere() -> 
     for left, top, expected in ((3, 2, (20, 30)), (25, 0, (20, 43))):  # the second one makes the canvas wider
         placed = b"," + struct.pack("<4H", left, top, 18, 12) + picture
         data = head + struct.pack("<HH", 30, 20) + frame[10 : frame.index(b",")] + placed
-        pixels = decode_image(data, BEHIND).pixels
+        pixels = decode_image(data, background=BEHIND).pixels
         assert pixels.shape[:2] == expected
-        whole = np.full((*expected, 3), BEHIND.background)
+        whole = np.full((*expected, 3), BEHIND)
         whole[top : top + 12, left : left + 18] = np.asarray(FRAMES[0].convert("RGB"))
         np.testing.assert_array_equal(pixels, whole)
 
 
 def test_the_transparent_color_of_a_gif_shows_the_background() -> None:
     index = np.asarray(FRAMES[0])
-    pixels = decode_image(encode(FRAMES[0], "GIF", transparency=int(index[0, 0])), BEHIND).pixels
+    pixels = decode_image(encode(FRAMES[0], "GIF", transparency=int(index[0, 0])), background=BEHIND).pixels
     transparent = (np.asarray(FRAMES[0].convert("RGB")) == pixels[0, 0]).all(axis=2) | (index == index[0, 0])
-    np.testing.assert_array_equal((pixels == BEHIND.background).all(axis=2), transparent)
+    np.testing.assert_array_equal((pixels == BEHIND).all(axis=2), transparent)
 
 
 # --- orientation, and names -------------------------------------------------------------------------------------------
@@ -368,7 +367,7 @@ def test_the_orientation_of_an_avif_is_applied_where_it_is_asked_for() -> None:
     exif[0x0112] = 6
     data = encode(RGB, "AVIF", exif=exif)
     stored = decode_image(data)
-    turned = decode_image(data, UPRIGHT)
+    turned = decode_image(data, exif_rotate=True)
     assert (stored.orientation, turned.orientation) == (1, 6)
     np.testing.assert_array_equal(turned.pixels, np.rot90(stored.pixels, -1))
 
@@ -376,8 +375,8 @@ def test_the_orientation_of_an_avif_is_applied_where_it_is_asked_for() -> None:
 @pytest.mark.parametrize("compression", ["raw", "tiff_lzw"])
 def test_a_tiff_is_upright_in_any_case(compression: str) -> None:
     data = encode(RGB, "TIFF", tiffinfo={0x0112: 6}, compression=compression)
-    for options in (DecodeOptions(), UPRIGHT):
-        decoded = decode_image(data, options)
+    for exif_rotate in (False, True):
+        decoded = decode_image(data, exif_rotate=exif_rotate)
         assert decoded.orientation == 1
         np.testing.assert_array_equal(decoded.pixels, np.rot90(RGB, -1))
 

@@ -65,23 +65,8 @@ Color = tuple[int, int, int]
 """Red, green, blue, each from 0 to 255."""
 
 
-@dataclass(frozen=True)
-class DecodeOptions:
-    """How images are decoded.
-
-    - `exif_rotate` rotates and mirrors pictures upright, as their Exif orientation says.
-    - `background` shows through transparent pixels. The default is white: noise is often hidden under transparent
-      pixels, and most viewers show white.
-    """
-
-    exif_rotate: bool = False
-    background: Color = (255, 255, 255)
-
-    def __post_init__(self) -> None:
-        if type(self.exif_rotate) is not bool:
-            raise ValueError(f"exif_rotate must be True or False; found {self.exif_rotate!r}")
-        if len(self.background) != 3 or not all(type(n) is int and 0 <= n <= 255 for n in self.background):
-            raise ValueError(f"background must be (red, green, blue), each from 0 to 255; found {self.background!r}")
+# Noise is often hidden under transparent pixels, and most viewers show white.
+WHITE = (255, 255, 255)
 
 
 def parse_color(text: str) -> Color:
@@ -116,17 +101,14 @@ class DecodedImage:
         return self.reduced_from or (self.pixels.shape[0], self.pixels.shape[1])
 
 
-_DEFAULTS = DecodeOptions()
-
-
 def decode_image(
-    image: object, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None
+    image: object, *, exif_rotate: bool = False, background: Color = WHITE, least_size: LeastSize | None = None
 ) -> DecodedImage:
     """Returns the decoded pixels of an image: the bytes of a file, a PIL image, or an array, which is copied.
 
     Arrays with one channel are gray. A fourth channel is alpha: the image is blended onto the background color. PIL
-    images are converted in the same way as encoded images. PIL images and arrays are never rotated, because they do not
-    say whether their Exif orientation was applied already.
+    images are converted in the same way as encoded images. With `exif_rotate`, pictures are turned upright, except PIL
+    images and arrays, because they do not say whether their Exif orientation was applied already.
 
     With `least_size`, a JPEG may be decoded to a half, a quarter or an eighth of its size, without its finest
     frequencies, which takes a fraction of the time.
@@ -136,10 +118,10 @@ def decode_image(
     image = check_object(image)
     try:
         if isinstance(image, bytes):
-            return _decode_bytes(image, options, least_size)
+            return _decode_bytes(image, exif_rotate, background, least_size)
         if isinstance(image, np.ndarray):
-            return DecodedImage(_array_to_rgb(image, options.background))
-        return DecodedImage(_pil_to_rgb(image, options.background))
+            return DecodedImage(_array_to_rgb(image, background))
+        return DecodedImage(_pil_to_rgb(image, background))
     except Exception as error:  # a PIL image may be a file that is decoded only now
         raise as_decode_error(error) from None
 
@@ -194,7 +176,7 @@ def decode_leniently(data: bytes, side: int) -> NDArray[np.uint8] | None:
                 image.draft("RGB", (side, side))
                 shown = image.convert("RGBA") if image.has_transparency_data else image.convert("RGB")
                 shown.thumbnail((side, side))
-                white = Image.new("RGB", shown.size, (255, 255, 255))
+                white = Image.new("RGB", shown.size, WHITE)
                 white.paste(shown, mask=shown if shown.mode == "RGBA" else None)
                 return np.asarray(white)
     except Exception:  # see as_decode_error
@@ -206,22 +188,22 @@ def decode_leniently(data: bytes, side: int) -> NDArray[np.uint8] | None:
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
-def _decode_bytes(data: bytes, options: DecodeOptions, least_size: LeastSize | None) -> DecodedImage:
+def _decode_bytes(data: bytes, exif_rotate: bool, background: Color, least_size: LeastSize | None) -> DecodedImage:
     orientation = UPRIGHT  # of a TIFF, Pillow itself applies the orientation
-    if options.exif_rotate:
+    if exif_rotate:
         orientation = open_avif(data).getexif().get(ORIENTATION, UPRIGHT) if is_avif(data) else read_orientation(data)
     if is_jpeg(data):
         # The last pixels of a reduced picture may stand for fewer rows than others: a turn must not make them first.
         decoded = _decode_jpeg(data, least_size if orientation == UPRIGHT else None)
     elif is_png(data):
-        decoded = _decode_png(data, options.background)
+        decoded = _decode_png(data, background)
     elif is_webp(data):
         check_pixels(*read_webp_size(data))  # before Pillow opens it, which allocates two whole pictures
         with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as image:
             image.load()
-            decoded = _first_picture(image, "WebP" if image.is_animated else "", options.background)
+            decoded = _first_picture(image, "WebP" if image.is_animated else "", background)
     elif found := decode_other(data):
-        decoded = _first_picture(*found, options.background)
+        decoded = _first_picture(*found, background)
     else:
         raise DecodeError(*describe_unsupported(data))
     return replace(decoded, pixels=turn(decoded.pixels, orientation), orientation=orientation)

@@ -10,14 +10,14 @@ models beat GANs on image synthesis", NeurIPS 2021, with Pillow up to version 12
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.images.decode import DecodeOptions
+from shardio.conversion.images.decode import WHITE, Color
 from shardio.conversion.images.headers import check_pixels
 from shardio.conversion.options import ConvertOptions, FitMode, Quality, Resample
 from shardio.errors import DecodeError
@@ -45,7 +45,8 @@ class Fit:
     size: tuple[int, int]
     mode: FitMode = "crop"
     resample: Resample = "bicubic"
-    decode: DecodeOptions = field(default_factory=DecodeOptions)
+    exif_rotate: bool = False
+    background: Color = WHITE
     quality: Quality = "exact"
     """With "fast", a JPEG may be decoded at a reduced size, not below `least_size`. "exact" decodes the full size."""
 
@@ -54,8 +55,7 @@ class Fit:
         """Returns the Fit of a conversion's options. Raises ValueError if the options are invalid together."""
         size: Any = options.size
         color: Any = options.background
-        decode = DecodeOptions(options.exif_rotate, color)
-        return cls(size, options.fit, options.resample, decode, options.quality)
+        return cls(size, options.fit, options.resample, options.exif_rotate, color, options.quality)
 
     def __post_init__(self) -> None:
         if (
@@ -64,6 +64,10 @@ class Fit:
             or not all(type(n) is int and 0 < n <= MAX_SIDE for n in self.size)
         ):
             raise ValueError(f"size must be (height, width), each from 1 to {MAX_SIDE}; found {self.size!r}")
+        if type(self.exif_rotate) is not bool:
+            raise ValueError(f"exif_rotate must be True or False; found {self.exif_rotate!r}")
+        if len(self.background) != 3 or not all(type(n) is int and 0 <= n <= 255 for n in self.background):
+            raise ValueError(f"background must be (red, green, blue), each from 0 to 255; found {self.background!r}")
         if self.mode == "adm" and (self.size[0] != self.size[1] or self.resample != "bicubic"):
             found = f"size {self.size} and {self.resample!r}"
             raise ValueError(f"fit 'adm' needs a square size and resample 'bicubic', found {found}: pass fit 'crop'")
