@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from shardio.kernels.rowcopy import Rectangles
 from shardio.order.rng import make_keys, random_bits, uniform
 
+Numbers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
 # torchvision draws so often before it gives up and takes the center.
 _TRIES = 10
 MOST_DRAWS = 32
@@ -32,10 +35,10 @@ class Looks:
     `samples` and `passes` are int64 (B,). `passes` is None where a sample may come again before all others have come.
     """
 
-    samples: NDArray[np.int64]
-    passes: NDArray[np.int64] | None
+    samples: Numbers
+    passes: Numbers | None
 
-    def __getitem__(self, some: slice | NDArray[np.int64]) -> Looks:
+    def __getitem__(self, some: slice | Numbers) -> Looks:
         return Looks(self.samples[some], None if self.passes is None else self.passes[some])
 
 
@@ -52,15 +55,15 @@ class Draws:
 
     seed: int | Callable[[], int]
     epoch: int
-    counters: NDArray[np.int64]
-    view: int | NDArray[np.int64] = 0
+    counters: Numbers
+    view: int | Numbers = 0
     looks: Looks | None = None
 
-    def __getitem__(self, some: slice | NDArray[np.int64]) -> Draws:
+    def __getitem__(self, some: slice | Numbers) -> Draws:
         """Returns the random numbers of some of the samples. `view` must be a number."""
         return replace(self, counters=self.counters[some], looks=self.looks and self.looks[some])
 
-    def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
+    def uniform(self, purpose: str, count: int) -> Floats:
         """Returns `count` random numbers from [0, 1) for each sample, float64 (count, B).
 
         Different strings `purpose` give independent numbers. Raises ValueError unless `count` is from 1 to MOST_DRAWS.
@@ -80,7 +83,7 @@ class Draws:
         (key,) = make_keys(f"shardio augment 1 {purpose} {self.view}".encode(), seed, self.epoch, 1)
         return key
 
-    def keys(self, purpose: str) -> NDArray[np.int64]:
+    def keys(self, purpose: str) -> Numbers:
         """Returns 64 random bits for each sample, int64 (B,). Different strings `purpose` give independent bits."""
         return random_bits(self._key(purpose), self.counters.astype(np.uint64)).view(np.int64)
 
@@ -88,10 +91,10 @@ class Draws:
         """Returns Draws that give every sample of a view the random numbers of the batch's first sample."""
         return replace(self, counters=np.full_like(self.counters, self.counters[0]))
 
-    def normal(self, purpose: str, count: int) -> NDArray[np.float64]:
+    def normal(self, purpose: str, count: int) -> Floats:
         """Returns random numbers from a standard normal distribution, float64 (count, B). See `uniform`."""
         shares = torch.from_numpy(self.uniform(purpose, count) + 2.0**-54)
-        quantiles: NDArray[np.float64] = torch.special.ndtri(shares).numpy()
+        quantiles: Floats = torch.special.ndtri(shares).numpy()
         return quantiles
 
 
@@ -105,7 +108,7 @@ class LoaderBatch:
 
     images: torch.Tensor
     draws: Draws
-    sizes: Callable[[], NDArray[np.int64] | None] | None = None
+    sizes: Callable[[], Numbers | None] | None = None
     """A function that returns the images' sizes before they were squashed, (B, 2), or None."""
     views: Iterator[int] = field(default_factory=counting)
     """Yields the view of each further call of a transform: 0, 1, 2, ..."""
@@ -137,7 +140,7 @@ class Boxes(Rectangles[np.float64]):
 
     dtype = np.float64
 
-    def inside_of(self, outer: Boxes, sizes: NDArray[np.int64]) -> Boxes:
+    def inside_of(self, outer: Boxes, sizes: Numbers) -> Boxes:
         """Returns `self`, boxes in pixels of cropped and resized images, as boxes in pixels of the stored images.
 
         The stored images were cropped to `outer`, and resized to `sizes`, int64 (B, 2), height and width.
@@ -155,13 +158,7 @@ MaskPlaces = NDArray[np.int32]
 """The rows (or the columns) of each mask to read, int32 (B, length). -1 is outside of the image."""
 
 
-def nearest_places(
-    starts: NDArray[np.float64],
-    lengths: NDArray[np.float64],
-    sizes: NDArray[np.int64],
-    limit: int,
-    shown: NDArray[np.int64],
-) -> MaskPlaces:
+def nearest_places(starts: Floats, lengths: Floats, sizes: Numbers, limit: int, shown: Numbers) -> MaskPlaces:
     """Returns the row (or column) of each mask that each output row is copied from, int32 (B, n), or -1.
 
     A mask has `limit` rows. Its `lengths` rows from row `starts` on are resized to `sizes` rows, (B,) each, by nearest
@@ -173,7 +170,7 @@ def nearest_places(
     return np.where(shown < 0, np.int32(-1), places)
 
 
-def outside_places(first: NDArray[np.int64], sizes: NDArray[np.int64], count: int, mode: str) -> NDArray[np.int64]:
+def outside_places(first: Numbers, sizes: Numbers, count: int, mode: str) -> Numbers:
     """Returns the `count` rows (or columns) from `first` on of each image, (B, count), replacing rows outside of it.
 
     An image has `sizes` rows, (B,), and `first`, (B,), may be negative. Rows outside of the image become -1 if `mode`
@@ -189,7 +186,7 @@ def outside_places(first: NDArray[np.int64], sizes: NDArray[np.int64], count: in
     return place.clip(0, size - 1)
 
 
-def between(bounds: Iterable[float], shares: NDArray[np.float64]) -> NDArray[np.float64]:
+def between(bounds: Iterable[float], shares: Floats) -> Floats:
     """Returns `shares`, numbers from 0 to 1, mapped to the range `bounds`, (low, high)."""
     low, high = bounds
     return low + (high - low) * shares
@@ -198,8 +195,8 @@ def between(bounds: Iterable[float], shares: NDArray[np.float64]) -> NDArray[np.
 def random_resized_boxes(
     draws: Draws,
     purpose: str,
-    heights: NDArray[np.int64],
-    widths: NDArray[np.int64],
+    heights: Numbers,
+    widths: Numbers,
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> Boxes:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, overload
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from shardio.augment.arguments import LATER, Configuration, is_of_shardio
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
@@ -49,44 +50,34 @@ class Transform(Configuration, ABC):
 
     @overload
     def __call__(
-        self, images: torch.Tensor, labels: None = None, *, masks: None = None, **samples: Unpack[_Samples]
+        self, images: Tensor, labels: None = None, *, masks: None = None, **samples: Unpack[_Samples]
     ) -> Images: ...
     @overload
     def __call__(
-        self, images: torch.Tensor, labels: torch.Tensor, *, masks: None = None, **samples: Unpack[_Samples]
-    ) -> tuple[Images, torch.Tensor]: ...
+        self, images: Tensor, labels: Tensor, *, masks: None = None, **samples: Unpack[_Samples]
+    ) -> tuple[Images, Tensor]: ...
     @overload
     def __call__(
-        self,
-        images: torch.Tensor,
-        labels: None = None,
-        *,
-        masks: Mapping[str, torch.Tensor],
-        **samples: Unpack[_Samples],
+        self, images: Tensor, labels: None = None, *, masks: Mapping[str, Tensor], **samples: Unpack[_Samples]
     ) -> tuple[Images, Arrays]: ...
     @overload
     def __call__(
-        self,
-        images: torch.Tensor,
-        labels: torch.Tensor,
-        *,
-        masks: Mapping[str, torch.Tensor],
-        **samples: Unpack[_Samples],
-    ) -> tuple[Images, torch.Tensor, Arrays]: ...
+        self, images: Tensor, labels: Tensor, *, masks: Mapping[str, Tensor], **samples: Unpack[_Samples]
+    ) -> tuple[Images, Tensor, Arrays]: ...
     @eager
     def __call__(
         self,
-        images: torch.Tensor,
-        labels: torch.Tensor | None = None,
+        images: Tensor,
+        labels: Tensor | None = None,
         *,
-        masks: Mapping[str, torch.Tensor] | None = None,
+        masks: Mapping[str, Tensor] | None = None,
         mask_fill: MaskFill | None = None,
         indices: ArrayLike | None = None,
         seed: int | None = None,
         epoch: int | None = None,
         view: int | None = None,
         sizes: ArrayLike | None = None,
-    ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
+    ) -> Images | tuple[Images, Tensor] | tuple[Images, Arrays] | tuple[Images, Tensor, Arrays]:
         """Returns the new images; with labels or masks, a tuple: images, labels (if any), a dict of masks (if any).
 
         - `images`: uint8 (B, C, H, W), on the CPU; for a GPU see "What runs where" in the guide.
@@ -98,7 +89,7 @@ class Transform(Configuration, ABC):
         Tensors are not changed in place; a tensor that needs no change is returned itself. A ShardLoader passes all
         these arguments. See "Masks" and "Calling a transform yourself" in the guide.
         """
-        if not isinstance(images, torch.Tensor) or not isinstance(labels, torch.Tensor | None):
+        if not isinstance(images, Tensor) or not isinstance(labels, Tensor | None):
             found_types = f"images: {type(images).__name__}, labels: {type(labels).__name__}"
             raise TypeError(f"images and labels must be tensors, and labels may be None; found {found_types}")
         if images.dtype != torch.uint8 or images.ndim != 4:
@@ -128,13 +119,13 @@ class Transform(Configuration, ABC):
 
     def changed(
         self,
-        images: torch.Tensor,
-        labels: torch.Tensor | None,
-        masks: Mapping[str, torch.Tensor] | None,
+        images: Tensor,
+        labels: Tensor | None,
+        masks: Mapping[str, Tensor] | None,
         draws: Draws,
         sizes: NDArray[np.int64] | None = None,
         mask_fill: MaskFill | None = None,
-    ) -> tuple[Images, torch.Tensor | None, Arrays | None]:
+    ) -> tuple[Images, Tensor | None, Arrays | None]:
         """Returns the new images, the labels or None, and the masks by name or None. See `__call__`."""
         mask_fill = self.mask_fill if mask_fill is None else mask_fill
         moving = Masks.of(images, masks, mask_fill)
@@ -235,7 +226,7 @@ def runs_anywhere(transform: Transform) -> bool:
     return all(part.on_any_device and is_of_shardio(type(part)) for part in transform.with_inner())
 
 
-def results_of(done: Sequence[Batch], has_views: bool) -> tuple[Images, torch.Tensor | None, Arrays | None]:
+def results_of(done: Sequence[Batch], has_views: bool) -> tuple[Images, Tensor | None, Arrays | None]:
     """Returns the images of finished batches, the labels or None, and the masks by name or None.
 
     If `has_views`, the images and each mask are tuples with a tensor per batch.
@@ -319,7 +310,7 @@ def _draws(
     return Draws(seed or 0, epoch or 0, numbers.astype(np.int64), view or 0)
 
 
-def _for_each(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+def _for_each(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     """Returns `value`, a tensor, None, or a tuple or mapping of these, with `function` applied to every tensor."""
     if isinstance(value, Mapping):
         return {name: _for_each(function, part) for name, part in value.items()}
@@ -333,8 +324,8 @@ def on_device(value: Any, device: torch.device) -> Any:
     return _for_each(lambda tensor: tensor.to(device), value)
 
 
-def _on_the_host(values: ArrayLike | torch.Tensor) -> ArrayLike:
-    return values.cpu() if isinstance(values, torch.Tensor) else values
+def _on_the_host(values: ArrayLike | Tensor) -> ArrayLike:
+    return values.cpu() if isinstance(values, Tensor) else values
 
 
 @dataclass(frozen=True, repr=False)

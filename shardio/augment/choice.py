@@ -8,18 +8,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from shardio.augment.arguments import Probability, check_number
 from shardio.augment.batch import Batch, check_no_masks, sizes_of
-from shardio.augment.boxes import MOST_DRAWS, Boxes
+from shardio.augment.boxes import MOST_DRAWS, Boxes, Numbers
 from shardio.augment.chain import Compose, Container, Transform
 from shardio.augment.masks import Masks
 from shardio.augment.resample import to_device
 from shardio.augment.stage import Choice
 from shardio.augment.steps import merged
-
-Numbers = NDArray[np.int64]
 
 
 def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> Batch:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.augment.boxes import Boxes, outside_places
+from shardio.augment.boxes import Boxes, Numbers, outside_places
 from shardio.augment.masks import Masks
 from shardio.augment.resample import Cast, Filter, cast_images
 from shardio.augment.steps import Steps
@@ -22,7 +22,6 @@ from shardio.kernels.pixels import run_steps
 from shardio.kernels.resample import Planes, resample
 from shardio.kernels.rowcopy import Windows
 
-Numbers = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
 
 # Rounding may put a box beyond its limits by this share of a pixel.
@@ -81,10 +80,7 @@ class Stage:
 
     @cached_property
     def _axes(self) -> NDArray[np.float64]:
-        """The axes of the boxes, (B, 2, 4), as `resample` takes them. Limits are those of what the filter reads.
-
-        Raises IndexError if a box is not inside `within`, or `within` is not inside its image.
-        """
+        """The axes of the boxes, (B, 2, 4), as `resample` takes them. Limits are those of what the filter reads."""
         region, sides = self._region, np.array(self.source[:2])
         start, length = np.split(region.sides, 2, axis=1)
         low, room = np.split((self.within or region).sides, 2, axis=1)

@@ -110,9 +110,6 @@ def _num_relabeled(before: Draft, after: Draft, split: str) -> int:
     return int(np.count_nonzero(one != two))
 
 
-# --- samples ---------------------------------------------------------------------------------------------------------
-
-
 def _select(parent: Parent, splits: Sequence[str], selection: Selection, *, drop: bool, named: bool) -> Draft:
     """Returns a draft with only the selected samples of `splits`; with `drop`, without the selected samples."""
     draft, storage = parent.draft, FolderStorage(parent.folder)
@@ -149,9 +146,6 @@ def _select(parent: Parent, splits: Sequence[str], selection: Selection, *, drop
     return replace(draft, splits=made)
 
 
-# --- arrays ----------------------------------------------------------------------------------------------------------
-
-
 def add_arrays(
     draft: Draft, name: str, arrays: Mapping[str, Values], kinds: Mapping[str, ArrayKind], keys: list[bytes] | None
 ) -> Draft:
@@ -183,10 +177,7 @@ def add_arrays(
 
 
 def _match_keys(split: SplitDraft, keys: list[bytes]) -> NDArray[np.int64]:
-    """Returns the array row of each sample, int64 (samples,). `keys` has the key of each array row.
-
-    Raises SourceError if a sample has no row, or if a key is repeated.
-    """
+    """Returns the array row of each sample, int64 (samples,). `keys` has the key of each array row."""
     rows = {key: row for row, key in enumerate(keys)}
     if len(rows) < len(keys):
         twice = [key for row, key in enumerate(keys) if rows[key] != row]

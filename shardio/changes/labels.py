@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
+import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,11 +127,9 @@ def _csv_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]
                 if not row:
                     continue  # an empty line
                 if len(row) != len(header):
-                    raise ValueError(f"expected {len(header)} cells, as in the first line, found {len(row)} cells")
+                    raise csv.Error(f"expected {len(header)} cells, as in the first line, found {len(row)} cells")
                 yield f"line {reader.line_num}", row[key].encode("utf-8", "surrogateescape"), row[label].strip()
-        except (ValueError, csv.Error) as error:
-            if isinstance(error, SourceError):
-                raise
+        except csv.Error as error:
             raise SourceError(f"{path}, line {reader.line_num}: {error}") from None
 
 
@@ -139,25 +138,22 @@ def _parquet_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, N
         names = file.schema_arrow.names
         at = _column(path, names, _KEY_COLUMNS), _column(path, names, _LABEL_COLUMNS)
         table = read_table(path, file, [names[number] for number in at])
-        keys = _values(path, table.column(names[at[0]]), ("string", "large_string", "binary", "large_binary"))
-        labels = _values(path, table.column(names[at[1]]), None)
+        given = _values(path, table.column(names[at[0]]), "(large_)?(string|binary)", "keys as text")
+        labels = _values(path, table.column(names[at[1]]), "(large_)?string|u?int.*", "labels as text or integers")
+        keys, labels = given.cast("binary").to_pylist(), labels.to_pylist()
     for number, (key, label) in enumerate(zip(keys, labels, strict=True)):
         if key is None or label is None:
             raise SourceError(f"{path}, row {number}: expected a key and a label, found an empty cell")
-        yield f"row {number}", as_key(key), label
+        yield f"row {number}", key, label
 
 
-def _values(path: Path, column: Any, kinds: Sequence[str] | None) -> list[Any]:
-    """Returns the values of a parquet column as bytes, if its type is in `kinds`; with None, text or integers."""
+def _values(path: Path, column: Any, kinds: str, expected: str) -> Any:
+    """Returns a parquet column, without its dictionary, if the whole name of its type matches the pattern `kinds`."""
     if str(column.type).startswith("dictionary"):
         column = column.cast(column.type.value_type)
-    kind = str(column.type)
-    is_label = kinds is None and (kind in ("string", "large_string") or kind.startswith(("int", "uint")))
-    if not is_label and kind not in (kinds or ()):
-        expected = "labels as text or integers" if kinds is None else "keys as text"
-        raise SourceError(f"{path}: expected a column with {expected}, found {kind}")
-    values: list[Any] = (column if is_label else column.cast("binary")).to_pylist()
-    return values
+    if not re.fullmatch(kinds, str(column.type)):
+        raise SourceError(f"{path}: expected a column with {expected}, found {column.type}")
+    return column
 
 
 def _with_more_classes(draft: Draft, labels: Mapping[bytes, str | int], classes: Classes | None) -> Draft:

@@ -27,10 +27,7 @@ _MOST_COMPARED = 1000
 
 
 def _plan(drafts: Sequence[Draft], names: Sequence[str], *, only_common: bool, same_keys: bool) -> Draft:
-    """Returns the draft of the merged set. `names` are the names of the sets in errors.
-
-    Raises ConvertError if the sets do not fit together.
-    """
+    """Returns the draft of the merged set, or raises ConvertError. `names` are the names of the sets in errors."""
     first = drafts[0]
     for draft, name in zip(drafts, names, strict=True):
         if draft.sample_shape != first.sample_shape:
@@ -129,9 +126,6 @@ def _common(split: str, having: Sequence[tuple[SplitDraft, str]], only_common: b
                 f"in {place}: `--only-common`, from Python `only_common=True`, leaves out arrays that differ"
             )
     return [name for name, kind in first.items() if all(other.get(name) == kind for other in types)]
-
-
-# --- images that two sets have ---------------------------------------------------------------------------------------
 
 
 def _check_same_images(drafts: Sequence[Draft], names: Sequence[str]) -> None:

@@ -72,9 +72,6 @@ def _summary(report: ChangeReport) -> Iterator[str]:
     yield next_step("info", report.path)
 
 
-# --- change ----------------------------------------------------------------------------------------------------------
-
-
 def _parse_arrays(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, tuple[ArrayKind, Path]]:
@@ -162,9 +159,6 @@ def change(
         kinds={name: kind for name, (kind, _) in arrays.items()},
         **options,
     )
-
-
-# --- merge -----------------------------------------------------------------------------------------------------------
 
 
 @click.command(short_help="Join several sets.")

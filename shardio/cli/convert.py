@@ -116,9 +116,6 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
         yield f"  and of {sum(map(len, rest)):,} more images, which --json names"
 
 
-# --- plan -------------------------------------------------------------------------------------------------------------
-
-
 @click.command(short_help="Show what convert would do, and how long.")
 @click.argument("src", type=folder)
 @click.argument("out", type=folder, required=False)
@@ -217,9 +214,6 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
-# --- verify -----------------------------------------------------------------------------------------------------------
-
-
 @click.command(short_help="Check a set against its checksums.")
 @set_argument
 @click.option("--quick", is_flag=True, help="Check sizes, headers, labels and orders, but no pixels.")
@@ -278,9 +272,6 @@ def _verdict(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
     verdict = "intact" if report.ok else f"{len(report.problems)} damaged"
     yield f"{out}: {verdict}: {what} of {counted(report.num_files, 'file')}, {bytes_text(report.nbytes)}"
     yield from [next_step("bench", out)] if report.ok else _way_out(report, out)
-
-
-# --- repair -----------------------------------------------------------------------------------------------------------
 
 
 @click.command(short_help="Make damaged files of a set again.")

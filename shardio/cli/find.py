@@ -118,9 +118,6 @@ def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None
     click.echo("]}")
 
 
-# --- extract ----------------------------------------------------------------------------------------------------------
-
-
 @click.command(short_help="Write samples as PNGs.")
 @set_argument
 @split_option

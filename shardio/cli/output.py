@@ -84,9 +84,6 @@ def telling_of_servers(paths: Sequence[str]) -> Iterator[None]:
         timer.cancel()
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------------
-
-
 def levels_of(images: torch.Tensor, transform: Transform | None = None) -> NDArray[np.uint8]:
     """Returns a batch of images (B, C, H, W) as uint8 pictures (B, H, W, C).
 

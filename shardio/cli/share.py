@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from shardio.sets.publish import PublishReport
 
 
-# --- publish ----------------------------------------------------------------------------------------------------------
-
-
 @click.command(short_help="Copy or move a set into a shared root.")
 @set_argument
 @click.argument("target", metavar="ROOT/NAME", type=folder)
@@ -54,9 +51,6 @@ def _published(report: PublishReport, done: str) -> Iterator[str]:
         chmod = f"`chmod -R a+rX {report.path}` lets everyone read it"
         yield f"  only {whom} can read it, because of the umask: {chmod}"
     yield next_step("list", Path(report.path).parent)
-
-
-# --- list -------------------------------------------------------------------------------------------------------------
 
 
 @click.command("list", short_help="List the sets in a folder.")
@@ -105,10 +99,7 @@ def _listed_facts(listings: Sequence[RootContent], copies: Mapping[str, CachedCo
 
 
 def _listed(listings: Sequence[RootContent], copies: Mapping[str, CachedCopy] | None) -> Iterator[str]:
-    """Yields the lines of a table of the sets, then of their problems and of unfinished copies next to them.
-
-    The table shows the state of the cache if `copies` is given, and the root of each set if there are several roots.
-    """
+    """Yields the lines of a table of the sets, with the cache's state if `copies` is given, and their problems."""
     found = [(listing, entry) for listing in listings for entry in listing.sets]
     columns: dict[str, list[str]] = {
         "name": [printable(entry.name) for _, entry in found],
@@ -142,9 +133,6 @@ def _cached(copy: CachedCopy | None) -> str:
         return "no"
     users = f", in use by {len(copy.processes)}" if copy.processes else ", in use" if copy.in_use else ""
     return ("yes" if copy.complete else "unfinished") + users
-
-
-# --- stage ------------------------------------------------------------------------------------------------------------
 
 
 @click.command(short_help="Copy a set to a node's own disk.")
@@ -208,9 +196,6 @@ def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str 
         tell(f"removed {digest[:16]} from {cache}, to make room")
     # A script gets the path unchanged. It may have any bytes.
     click.echo(printable(report.path) if sys.stdout.isatty() else os.fsencode(report.path))
-
-
-# --- evict ------------------------------------------------------------------------------------------------------------
 
 
 @click.command(short_help="Remove unused copies from a cache.")

@@ -136,9 +136,6 @@ def _short(value: float) -> str:
     return f"{value:,.{decimals}f}"
 
 
-# --- replay -----------------------------------------------------------------------------------------------------------
-
-
 def _parse_shuffle(text: str) -> Shuffle:
     from shardio.order.orders import BlockShuffle
 
@@ -258,10 +255,7 @@ def replay(
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """Returns the first loader state in a file: JSON, or a checkpoint that torch.save wrote.
-
-    Raises ValueError if the file has no state or cannot be read.
-    """
+    """Returns the first loader state in a file: JSON, or a checkpoint that torch.save wrote."""
     from shardio.loading.state import plain
     from shardio.system.opening import read_untrusted
 

@@ -116,10 +116,7 @@ def _damaged(shards: ShardSet) -> list[int]:
 def _drawn(
     shards: ShardSet, selection: Selection, rng: np.random.Generator, count: int, per_class: int | None
 ) -> list[int]:
-    """Returns the numbers of random samples of the selection: `per_class` of each class, if given, or `count` in all.
-
-    If the selection names classes, `count` is also the number of samples per class.
-    """
+    """Returns random samples of the selection: `count` in all, or `per_class` (or `count`) of each class."""
     import numpy as np
 
     from shardio.sets.selection import find_labels
@@ -180,9 +177,6 @@ def _sources(shards: ShardSet, chosen: Sequence[int], src: Path) -> Column:
         pictures.append(picture)
         texts.append(text)
     return pictures, texts
-
-
-# --- report ----------------------------------------------------------------------------------------------------------
 
 
 @click.command(short_help="Write a page about a set.")

@@ -88,7 +88,6 @@ def check(src: Src, out: Path | None, options: ConvertOptions) -> None:
 
 
 def _declared(options: ConvertOptions) -> tuple[ArraySpec, ...]:
-    """Returns the specs of the arrays that `options.arrays` declares for a dataset's items."""
     return declare(options.arrays or {}, options.sample_shape, ("image", "label"))
 
 
@@ -163,10 +162,7 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
 
 
 def _tables(options: ConvertOptions) -> Mapping[str, Table]:
-    """Returns the tables in `options.table` by split; a table for all splits by "".
-
-    Raises ValueError for an invalid name of a split, and SourceError for two names of the same split.
-    """
+    """Returns the tables in `options.table` by split; a table for all splits by "". Refuses two names of one split."""
     given = options.table if isinstance(options.table, Mapping) else {"": options.table}
     tables = {word: one if isinstance(one, Table) else Table(one) for word, one in given.items() if one is not None}
     for word in filter(None, tables):

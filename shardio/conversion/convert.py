@@ -123,10 +123,7 @@ class Conversion:
         return replace(work, unfinished=self._unfinished()) if manifest is None else report_set(work, plan, manifest)
 
     def _make_set(self) -> Manifest | None:
-        """Makes this part's shards, and publishes the set if no shard is missing.
-
-        Returns the manifest if the set is published, by this or another process; None if other parts are not finished.
-        """
+        """Makes this part's shards. Returns the manifest if the set is published, by any process; otherwise None."""
         plan = self._plan
         try:
             with claimed(plan, lambda: self._monitor.progress.done > 0) as run_file:
@@ -274,7 +271,6 @@ class Conversion:
         return UnfinishedParts(len(tasks), len(tasks) - len(missing), tuple(sorted(parts)))
 
     def _describe_kept(self) -> str:
-        """Returns in words how many images of this part are in finished shards, which are kept."""
         out, total = self._plan.out, self._monitor.progress.total
         try:
             undone = {task.name for task in without_record(self._mine)}

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.records import Reject
 from shardio.conversion.sources.collection import Collection, DatasetItem, Origin, Source
 from shardio.conversion.task import prepare
-from shardio.errors import ConvertError, DecodeError
+from shardio.errors import ConvertError
 from shardio.sets.names import check_local
 
 # Images that are read beforehand to measure with, where each costs a row group of parquet.
@@ -155,9 +155,6 @@ def _describe(collection: Collection, split: str, num_shards: int) -> SplitEstim
     return SplitEstimate(len(sources), num_shards, smallest, largest)
 
 
-# --- the rate ---------------------------------------------------------------------------------------------------------
-
-
 def _measure(
     task: ShardTask, sources: Sequence[Source], workers: int, seconds: float
 ) -> tuple[float, list[str], list[int]]:
@@ -202,13 +199,10 @@ def _measure(
 class _ReadAhead(Origin):
     """An origin of images already in memory: a conversion reads copies instead of parquet, so reading is not timed."""
 
-    images: Mapping[Source, bytes | DatasetItem | DecodeError]
+    images: Mapping[Source, Future[bytes | DatasetItem]]
 
     def read(self, source: Source) -> bytes | DatasetItem:
-        found = self.images[source]
-        if isinstance(found, DecodeError):
-            raise found
-        return found
+        return self.images[source].result()
 
     def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
         return [""] * len(sources)
@@ -216,17 +210,16 @@ class _ReadAhead(Origin):
 
 def _read_ahead(
     origin: Origin, sources: Iterable[Source], seconds: float
-) -> Mapping[Source, bytes | DatasetItem | DecodeError]:
-    """Returns the image or the error of each source that can be read within `seconds`, at least of the first source."""
+) -> Mapping[Source, Future[bytes | DatasetItem]]:
+    """Reads the sources that can be read within `seconds`, at least the first. Returns the finished futures."""
     deadline = time.monotonic() + seconds
-    found: dict[Source, bytes | DatasetItem | DecodeError] = {}
-    for source in sources:
-        try:
-            found[source] = origin.read(source)
-        except DecodeError as error:
-            found[source] = error
-        if time.monotonic() > deadline:
-            break
+    found: dict[Source, Future[bytes | DatasetItem]] = {}
+    with ThreadPoolExecutor(1, "shardio-measure") as pool:
+        for source in sources:
+            found[source] = pool.submit(origin.read, source)
+            found[source].exception()
+            if time.monotonic() > deadline:
+                return found
     return found
 
 

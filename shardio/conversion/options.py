@@ -176,7 +176,6 @@ class ConvertOptions:
 
     @property
     def sample_shape(self) -> "SampleShape | None":
-        """(height, width, channels); None if samples have no pixels."""
         return None if self.size is None else (*self.size, 3)  # type: ignore[misc]  # __post_init__ made it a tuple
 
     def without_pixels(self) -> "ConvertOptions":

@@ -74,7 +74,6 @@ class ShardTask:
 
     @property
     def sample_shape(self) -> SampleShape | None:
-        """(height, width, channels); None if samples have no pixels."""
         return None if self.fit is None else (*self.fit.size, 3)
 
     @property

@@ -215,9 +215,6 @@ def load_record(task: ShardTask) -> ShardRecord | None:
     return record if record.sources_sha256 == digest(task.origin.fingerprints(task.sources)) else None
 
 
-# --- refused sources --------------------------------------------------------------------------------------------------
-
-
 def discard_refused(task: ShardTask) -> None:
     if task.wanted is None:
         _refused_path(task).unlink(missing_ok=True)

@@ -160,10 +160,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], o
 
 
 def _readings(src: str | os.PathLike[str], options: ConvertOptions) -> Iterator[Collection]:
-    """Yields each way to read SRC that `convert` may have used: with empty classes, without them, without labels.
-
-    Raises SourceError if SRC cannot be converted in any way.
-    """
+    """Yields each way to read SRC that `convert` may have used. Raises SourceError if there is none."""
     ways: tuple[Labels | None, ...] = ("folders", None)
     for labels in ways:
         with contextlib.suppress(SourceError):

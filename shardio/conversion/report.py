@@ -112,7 +112,6 @@ class Monitor:
             self.check()
 
     def count_others(self, records: Iterable[ShardRecord]) -> None:
-        """Sets the number of sources that other parts refused. `records` are the records of their finished shards."""
         self.refused_by_others = sum(len(record.rejects) for record in records)
 
     @property
@@ -120,7 +119,6 @@ class Monitor:
         return self.progress.refused + self.refused_by_others
 
     def check(self) -> None:
-        """Raises TooManyBad if more sources are refused than the caller accepts."""
         if self.num_refused > self.most_bad:
             raise TooManyBad
 
@@ -173,8 +171,6 @@ def report_set(work: ConvertReport, plan: Plan, manifest: Manifest) -> ConvertRe
 def _count_reasons(rejects: Iterable[Reject]) -> dict[str, int]:
     return dict(Counter(reject.reason for reject in rejects).most_common())
 
-
-# --- the bar ----------------------------------------------------------------------------------------------------------
 
 Tell = Callable[[Progress], None]
 

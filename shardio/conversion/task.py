@@ -132,9 +132,6 @@ def _prepare_blocks(
             yield block, results
 
 
-# --- arrays -----------------------------------------------------------------------------------------------------------
-
-
 class _PartWriter:
     """Writes the values of one array for the samples of a shard. Without `finish`, they are discarded by `stack`.
 
@@ -166,10 +163,7 @@ class _PartWriter:
 def _make_values(
     task: ShardTask, source: Source, found: bytes | DatasetItem, decoded: DecodedImage | None
 ) -> dict[str, NDArray[Any]]:
-    """Returns a sample's value for each array of the task, by name. `decoded` is the picture, if samples have pixels.
-
-    Raises DecodeError if the source has to be refused, ValueError for a mask in an item that does not have its size.
-    """
+    """Returns a sample's value for each array of the task, by name. `decoded` is the picture, if there are pixels."""
     values = {}
     given = found.arrays if isinstance(found, DatasetItem) else {}
     for spec in task.arrays:
@@ -205,9 +199,6 @@ def _read_mask(task: ShardTask, spec: ArraySpec, source: Source, decoded: Decode
     except DecodeError as error:
         raise DecodeError(error.reason, f"mask: {error.detail}") from None
     return mask.astype(spec.dtype)
-
-
-# --- the task ---------------------------------------------------------------------------------------------------------
 
 
 def do_task(task: ShardTask, report: Report, threads: int = 1) -> ShardRecord:

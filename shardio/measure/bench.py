@@ -56,7 +56,6 @@ class Speed:
 
     @property
     def cpu_microseconds_per_image(self) -> float:
-        """The median of the rounds, in CPU microseconds per image."""
         return statistics.median(self.cpu_seconds) * 1e6
 
     def ratio_to(self, other: Speed) -> float:
@@ -95,7 +94,6 @@ class BenchResult:
         return speed.images_per_second * math.prod(self.sample_shape) / 1e9
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the result as JSON values."""
         ratios = {kind: {"ratio": _rounded(self.loader.ratio_to(speed))} for kind, speed in self.limits.items()}
         return {
             **vars(self),

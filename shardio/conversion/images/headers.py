@@ -215,10 +215,7 @@ def _next_marker(data: bytes, start: int) -> int:
 
 
 def _count_scans(data: bytes, first: int) -> int:
-    """Returns the number of scans of the picture whose first scan begins at byte `first` of a JPEG.
-
-    Stops at the end of the picture, so the scans of further pictures (MPO, gain maps) do not count.
-    """
+    """Returns the number of scans from byte `first` on, without those of further pictures (MPO, gain maps)."""
     scans = 0
     position = first
     while (match := _IN_SCAN_MARKER.search(data, position)) and (marker := match[0][1]) not in _EOI:
@@ -265,8 +262,6 @@ GRAY, COLOR, PALETTE = 0, 2, 3
 
 @dataclass(frozen=True)
 class PngHeader:
-    """The fields of the IHDR chunk of a PNG."""
-
     width: int
     height: int
     depth: int

@@ -58,10 +58,7 @@ def _palette_size(flags: int) -> int:
 
 
 def _gif_frames(data: bytes) -> Iterator[tuple[tuple[int, int, int, int], int]]:
-    """Yields ((left, top, right, bottom) in pixels, number of colors) of each frame of a GIF.
-
-    Raises IndexError or struct.error if the file is truncated.
-    """
+    """Yields ((left, top, right, bottom), number of colors) of each frame. Truncated: IndexError or struct.error."""
     shared = _palette_size(data[10])
     at = 13 + 3 * shared
     while (block := data[at : at + 1]) in (b",", b"!"):
@@ -137,10 +134,7 @@ def _decode_tiff(data: bytes) -> tuple[Image.Image, bool]:
 
 
 def _check_places(num_bytes: int, tag: Callable[..., NDArray[np.int64]]) -> None:
-    """Raises DecodeError if the file lacks strips or tiles of a TIFF: libtiff would guess where they are.
-
-    `num_bytes` is the size of the file. `tag` returns the values of a TIFF tag, or the given default.
-    """
+    """Raises DecodeError if a file of `num_bytes` lacks strips or tiles: libtiff would guess where they are."""
     width, height, samples = (int(tag(n, 1)[0]) for n in (Tiff.IMAGEWIDTH, Tiff.IMAGELENGTH, Tiff.SAMPLESPERPIXEL))
     planes = samples if tag(Tiff.PLANAR_CONFIGURATION, 1)[0] == 2 else 1
     across, down = width, min(int(tag(Tiff.ROWSPERSTRIP, height)[0]), height)

@@ -133,7 +133,6 @@ class Origin(ABC):
         return read_file(path)
 
     def _find_mask(self, source: Source) -> str | None:
-        """Returns the path of the source's mask; None if there is none."""
         assert self.masks is not None
         for stem in _stems_of(source):
             for suffix in _MASK_SUFFIXES:
@@ -196,7 +195,6 @@ class ColumnTable:
 
     @property
     def specs(self) -> tuple[ArraySpec, ...]:
-        """The specs of the set's arrays, one of shape () for each column."""
         return tuple(ArraySpec(name, "array", RowType(dtype, ()), "column") for name, dtype in self.types.items())
 
     def sha256(self, splits: Iterable[Sequence[bytes]]) -> str:
@@ -292,7 +290,6 @@ def some_of(count: int) -> list[int]:
 
 
 def digest(fingerprints: Iterable[str]) -> str:
-    """Returns the sha256 of all fingerprints, in hexadecimal."""
     return hashlib.sha256("".join(f"{one}\0" for one in fingerprints).encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -326,7 +323,6 @@ def is_want(error: BaseException) -> bool:
 
 
 def check_source_nbytes(nbytes: int) -> None:
-    """Raises DecodeError if an encoded image of `nbytes` bytes is larger than MAX_SOURCE_NBYTES."""
     if nbytes > MAX_SOURCE_NBYTES:
         raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES:,} bytes, found {nbytes:,} bytes")
 

@@ -149,10 +149,7 @@ def _get(dataset: Dataset, number: int) -> Any:
 
 
 def _look_at_one(split: str, dataset: Dataset, declared: tuple[ArraySpec, ...]) -> tuple[tuple[ArraySpec, ...], Label]:
-    """Returns (the specs of the arrays, the label) of the first item that can be read; ((), None) if there is none.
-
-    The specs are () if the item has an image.
-    """
+    """Returns (array specs, () for an image; label) of the first item that can be read; ((), None) if there is none."""
 
     def look(item: Any, where: str) -> tuple[tuple[ArraySpec, ...], Label]:
         arrays = _find_arrays(item, where, declared)
@@ -165,10 +162,7 @@ def _look_at_one(split: str, dataset: Dataset, declared: tuple[ArraySpec, ...]) 
 
 
 def _find_arrays(item: Any, where: str, declared: tuple[ArraySpec, ...]) -> tuple[ArraySpec, ...]:
-    """Returns the specs of the arrays in an item without an image; () if the item has, or may be, an image.
-
-    Raises ValueError for a dict with an array that may be an image, and for values that a set cannot hold.
-    """
+    """Returns the specs of the arrays in an item without an image; () if the item has, or may be, an image."""
     values = item if isinstance(item, Mapping) else {ARRAY: item} if hasattr(item, "dtype") else {}
     if "image" in values:
         return ()
@@ -275,10 +269,7 @@ def _to_array(image: torch.Tensor) -> NDArray[np.uint8]:
 
 
 def _try_items(split: str, origin: DatasetOrigin) -> bytes:
-    """Returns the joined sha256 digests of a few items, which distinguish the dataset from other datasets.
-
-    Raises ValueError if an item differs when it is read again, and SourceError if none of the items can be read.
-    """
+    """Returns the joined sha256 digests of a few items, which distinguish the dataset from other datasets."""
     numbers = some_of(len(origin.datasets[split]))
     hashes = b""
     errors: list[DecodeError] = []
@@ -325,10 +316,7 @@ def _targets(dataset: Dataset) -> bytes:
 
 
 def _common_classes(datasets: Mapping[str, Dataset]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the (classes, class names) that the datasets have in common; ((), ()) if no dataset has classes.
-
-    Raises ValueError if two datasets have different classes.
-    """
+    """Returns the (classes, class names) of the datasets, which must be the same; ((), ()) if none has classes."""
     found = {split: classes for split, dataset in datasets.items() if (classes := _classes(split, dataset))[0]}
     first = next(iter(found), "")
     if others := [split for split in found if found[split] != found[first]]:

@@ -246,9 +246,6 @@ def _listing(collection: Collection, contents: Sequence[Contents], listed: Seque
     return _Rows(contents[0].path, found, collection, classes, names, keeps_order=True, tables=contents)
 
 
-# --- labels -----------------------------------------------------------------------------------------------------------
-
-
 def _read_labels(
     contents: Sequence[Contents], rows: Sequence[Row]
 ) -> tuple[tuple[str, ...] | None, Sequence[str | tuple[float, ...] | None]]:
@@ -298,14 +295,8 @@ def _vectors(rows: Iterable[Row]) -> list[tuple[float, ...] | None]:
     return labels
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
-
-
 def _column(name: str, number: int, rows: Sequence[Row]) -> NDArray[np.int64] | NDArray[np.float64]:
-    """Returns the numbers of a table's column in `rows`: int64, or float64 with NaN for empty cells.
-
-    Raises SourceError for a cell that is not a number, or an integer that the dtype cannot hold exactly.
-    """
+    """Returns the numbers of a table's column in `rows`: int64, or float64 with NaN for empty cells."""
 
     def wrong(row: Row, error: object) -> SourceError:
         return SourceError(f"{row.table.path}, {row.table.faults.word} {row.line}: column {name!r}: {error}")

@@ -205,7 +205,6 @@ class RowsOrigin(Origin):
                 yield block
 
     def read_all(self, name: str) -> NDArray[Any]:
-        """Returns a whole array of an archive, in memory."""
         header = self.members[name].header
         return np.frombuffer(b"".join(self._blocks(name)), header.dtype, offset=header.start).reshape(header.shape)
 

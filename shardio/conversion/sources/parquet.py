@@ -130,7 +130,6 @@ def _split_of(name: str) -> tuple[str, str]:
 
 
 def _group(root: Path, names: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the files of each split."""
     groups: dict[str, list[str]] = {}
     patterns: dict[str, str] = {}
     for name in names:

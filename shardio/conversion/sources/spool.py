@@ -80,8 +80,6 @@ class ParquetOrigin(FileOrigin):
             check_source_nbytes(len(image))
             return bytes(image)
 
-    # --- the spool ---
-
     def _spool_path(self, where: bytes) -> Path:
         assert self.spool is not None
         # The name depends on the identity, so a copy from an older version of the file is never used.

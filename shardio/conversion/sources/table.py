@@ -320,9 +320,6 @@ def _parquet_rows(path: Path) -> Rows:
                 number += 1
 
 
-# --- lists of lines ---------------------------------------------------------------------------------------------------
-
-
 def _listed_rows(path: Path, num_labels: int, known: tuple[str, ...], faults: Faults) -> Rows:
     for number, line in enumerate(_lines(path), start=1):
         text = line.rstrip()

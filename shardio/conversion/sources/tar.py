@@ -177,9 +177,6 @@ def drain(walks: Iterable[Generator[T, None, None]]) -> list[list[T]]:
             raise
 
 
-# --- headers ----------------------------------------------------------------------------------------------------------
-
-
 class _Walk(tarfile.TarFile):
     """A TarFile whose `next` raises SourceError for damage, and which keeps no members in memory."""
 

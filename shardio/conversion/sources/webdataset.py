@@ -184,10 +184,7 @@ def _walk(folder: Path, tar: str, ignored: list[str], unlabeled: bool) -> Genera
 def _put_together(
     tar: str, name: str, images: list[tuple[str, Extent]], labels: list[str | Fault], unlabeled: bool
 ) -> Found:
-    """Returns a sample. If it does not have exactly one image and, unless `unlabeled`, one label, its place is a Fault.
-
-    Its key is the name of its first image, or the sample's name if it has no image.
-    """
+    """Returns a sample. Its place is a Fault unless it has one image and one label (any labels if `unlabeled`)."""
     label = labels[0] if labels else None
     one = Found(os.fsencode(images[0][0] if images else name), label if isinstance(label, str) else None, None, tar)
     wrong = ""
@@ -249,10 +246,7 @@ def _by_word(src: Path, tars: list[str], samples: list[Found]) -> dict[str, list
 
 
 def _word_of_tar(src: Path, tar: str) -> str:
-    """Returns the word for a split in a tar's folders or name, such as "validation" for imagenet1k-validation-07.tar.
-
-    Returns "" if there is none.
-    """
+    """Returns the word for a split in a tar's path, such as "validation" for in1k-validation-07.tar; or ""."""
     *folders, name = tar.split("/")
     for words in (folders, re.findall("[a-z]+", name.lower())):
         found = {split: word for word in words if (split := known_split(word))}

@@ -62,7 +62,6 @@ class IndexRows:
         self.values.append((label, key, source_size[1], source_size[0], crc32))
 
     def to_array(self, key_nbytes: int, *, has_label: bool) -> NDArray[np.void]:
-        """Returns the rows as an array of `index_dtype(key_nbytes, has_label=has_label)`."""
         dtype = index_dtype(key_nbytes, has_label=has_label)
         return np.array([row if has_label else row[1:] for row in self.values], dtype)
 
@@ -114,7 +113,6 @@ class ShardFileWriter(RowsFile):
         return checksum
 
     def _flush(self) -> None:
-        """Writes the samples that `append` has collected."""
         block, self._block = self._block, None
         if block is not None:
             self.write_block(block, range(self._filled))
