@@ -94,7 +94,8 @@ class Configuration:
     @property
     def digest(self) -> str:
         """The SHA-256 of `to_dict()` in hexadecimal: equal transforms have equal digests."""
-        text = json.dumps(_whole(self.to_dict()), sort_keys=True, separators=(",", ":"))
+        plain = json.loads(json.dumps(self.to_dict()), parse_float=_whole)
+        text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -180,13 +181,10 @@ def _plain(value: object) -> Any:
     raise TypeError(f"arguments of a transform must be numbers, strings, dtypes or lists of these; found {value!r}")
 
 
-def _whole(value: Any) -> Any:
-    """Returns `value` with floats such as 1.0 replaced by integers, so 1 and 1.0 have the same digest."""
-    if isinstance(value, dict):
-        return {name: _whole(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_whole(part) for part in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def _whole(text: str) -> float:
+    """Returns the number in a text, as an integer if it is one, so 1 and 1.0 have the same digest."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def _live(value: Any) -> Any:

@@ -71,10 +71,7 @@ class ArraySpec:
 
 
 def as_float32(label: object) -> NDArray[np.float32]:
-    """Returns a number or numbers as a float32 array of the same shape.
-
-    Raises TypeError for anything else, ValueError for a number that is too large for float32.
-    """
+    """Returns a number or numbers as float32. Raises TypeError for anything else, ValueError for too large a number."""
     found = np.asarray(label)
     if found.dtype.kind not in "biuf":
         raise TypeError(f"label must be a number or a vector of numbers, found {label!r:.80}")
@@ -123,10 +120,7 @@ def declare(
 
 
 def label_name(names: Iterable[str], where: str = "") -> str:
-    """Returns the name of the label among `names`, the names of a sample's values: "label", "labels", or "" for none.
-
-    Raises ValueError, with a message that begins with `where`, if `names` has both.
-    """
+    """Returns "label" or "labels", whichever is in `names`, or "". Raises ValueError for both, with `where`."""
     found = [name for name in names if name in ("label", LABELS_NAME)]
     if len(found) > 1:
         raise ValueError(f"{where}expected labels under one name, found {found[0]!r} and {found[1]!r}")

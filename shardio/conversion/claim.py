@@ -27,10 +27,7 @@ _REMOVAL_TRIES = 10
 
 
 def published(plan: Plan) -> Manifest | None:
-    """Returns the manifest if OUT holds the finished set of this plan, None if it holds no set.
-
-    Raises ConvertError if OUT holds another set.
-    """
+    """Returns the manifest if OUT holds the finished set of this plan, None if no set. Another set: ConvertError."""
     out = plan.out
     if not os.path.lexists(out / MANIFEST_NAME):
         return None

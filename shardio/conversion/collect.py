@@ -202,10 +202,7 @@ def list_source(src: str | os.PathLike[str], options: ConvertOptions, labels: La
 
 
 def find_kind(src: Path) -> str:
-    """Returns the kind of storage in SRC, never "auto", from names in SRC and the first bytes of files.
-
-    Raises SourceError if SRC could be of two kinds, or is of no known kind.
-    """
+    """Returns the kind of storage in SRC, never "auto". Raises SourceError if it could be of two kinds, or none."""
     if src.is_dir():
         return _kind_of_folder(src)
     if src.is_file():

@@ -59,10 +59,7 @@ RESUME = "Run the same command again: finished shards are kept"
 
 @dataclass(frozen=True)
 class Engine:
-    """Runs tasks in this process, in worker processes, or on a Dask cluster.
-
-    Raises ValueError for arguments that contradict each other.
-    """
+    """Runs tasks in this process, in worker processes, or on a Dask cluster. Refuses contradicting arguments."""
 
     options: ConvertOptions
     """`workers` are the cores to use, by default all; with a `scheduler`, the cores for each shard, by default one."""

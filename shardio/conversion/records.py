@@ -246,10 +246,7 @@ def refused_so_far(task: ShardTask) -> list[bytes]:
 
 
 def read_rejects(path: Path | None) -> list[Reject]:
-    """Returns the refused sources in the rejects.jsonl at `path`; [] if `path` is None.
-
-    Raises FormatError, with the number of the line, for the first invalid line.
-    """
+    """Returns the refused sources in the rejects.jsonl at `path`; [] for None. Raises FormatError for a bad line."""
     rejects = []
     for number, line in enumerate(read_untrusted(path).splitlines() if path else (), start=1):
         try:

@@ -204,10 +204,7 @@ class ImagesBar(Bar):
 
 @contextlib.contextmanager
 def bar_of(src: object, on_progress: Tell | None) -> Iterator[Tell]:
-    """Yields a function that shows a `Progress` in a bar, and passes it to `on_progress`.
-
-    Until the function is first called, the bar says that `src` is being scanned.
-    """
+    """Yields a function that shows a `Progress` in a bar and passes it on. At first the bar says: scanning `src`."""
     what = shortened(os.fspath(src), 30) if isinstance(src, (str, os.PathLike)) else "the dataset"
     with ImagesBar(on_progress) as bar, bar.before_it_begins(f"scanning {what}"):
         yield bar.show

@@ -13,7 +13,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -231,24 +231,19 @@ def _measure(
     """
     count = 0
     with closing(steps(2 * number)) as first:
-        _skip(first, lead)
+        sum(islice(first, lead))
         start = time.perf_counter()
         while not count or time.perf_counter() - start < seconds:
-            _skip(first, 1)
+            next(first)
             count += 1
     with closing(steps(2 * number if again else 2 * number + 1)) as second:
-        _skip(second, lead)
+        sum(islice(second, lead))
         limits.synchronize(device)
         cpu, start = time.process_time(), time.perf_counter()
         images = sum(islice(second, count))
         limits.synchronize(device)
         speed.seconds.append((time.perf_counter() - start) / images)
         speed.cpu_seconds.append((time.process_time() - cpu) / images)
-
-
-def _skip(steps: Iterator[int], count: int) -> None:
-    for _ in islice(steps, count):
-        pass
 
 
 def _machine(shards: ShardSet, device: torch.device) -> dict[str, Any]:

@@ -33,10 +33,7 @@ _COLOR_TYPES = {COLOR: "color", 4: "gray with alpha", 6: "color with alpha"}
 
 
 def decode_mask(data: bytes) -> Mask:
-    """Returns the numbers of an encoded mask, uint8 or (from a PNG of 16 bits) uint16, (height, width).
-
-    Raises DecodeError if the mask is damaged or is not of a supported format.
-    """
+    """Returns the numbers of an encoded mask, uint8 or (16-bit PNG) uint16, (height, width). Raises DecodeError."""
     try:
         if is_png(data):
             return _decode_png(data)
@@ -49,10 +46,7 @@ def decode_mask(data: bytes) -> Mask:
 
 
 def read_dtype(data: bytes) -> np.dtype[np.uint8] | np.dtype[np.uint16]:
-    """Returns the dtype of the mask that `decode_mask` would return, from the header alone.
-
-    Raises DecodeError if the header of a PNG is damaged.
-    """
+    """Returns the dtype of `decode_mask`, from the header alone. Raises DecodeError for a damaged header of a PNG."""
     if is_png(data) and read_png_header(data).depth == 16:
         return np.dtype(np.uint16)
     return np.dtype(np.uint8)

@@ -26,10 +26,7 @@ from shardio.errors import DecodeError
 
 
 def decode_other(data: bytes) -> tuple[Image.Image, str] | None:
-    """Returns (the first picture of a file, the name of the format if the file has more pictures or else "").
-
-    Returns None if the file is of a format that this module does not decode.
-    """
+    """Returns (the first picture, the name of the format if there are more, else ""); None for other formats."""
     for kind, is_kind, decode in (
         ("GIF", is_gif(data), _decode_gif),
         ("TIFF", is_tiff(data), _decode_tiff),

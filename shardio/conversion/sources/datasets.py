@@ -62,10 +62,7 @@ class DatasetOrigin(Origin):
     has_pixels: bool = True
 
     def read(self, source: Source) -> DatasetItem:
-        """Returns the item of a source. Raises DecodeError if the dataset raises an error.
-
-        Raises TypeError or ValueError if the item is invalid.
-        """
+        """Returns an item. Raises DecodeError for an error of the dataset, TypeError or ValueError if it is invalid."""
         where, number = source.item()
         split = where.decode()
         return _given(_get(self.datasets[split], number), f"dataset {split!r}, item {number}", self)

@@ -54,10 +54,7 @@ def entries(folder: Path, ignored: Counter[str] | None = None) -> Iterator[os.Di
 
 
 def sorted_entries(folder: Path, ignored: Counter[str]) -> list[os.DirEntry[str]]:
-    """Returns the entries of a folder, sorted by name and without clutter. Counts clutter by kind in `ignored`.
-
-    Raises SourceError if the folder cannot be read.
-    """
+    """Returns `entries` sorted by name. Raises SourceError if the folder cannot be read."""
     try:
         return sorted(entries(folder, ignored), key=lambda entry: entry.name)
     except OSError as error:

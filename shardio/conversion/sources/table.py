@@ -107,10 +107,7 @@ class Contents:
 
 
 def read_table(table: Table, *, unlabeled: bool = False) -> Contents:
-    """Returns the valid rows of a table, without labels if `unlabeled`. Notes errors in other rows as `faults`.
-
-    Raises SourceError if the table lacks a column of paths, or a column that `table` names.
-    """
+    """Returns the valid rows of a table, without labels if `unlabeled`. Notes errors in other rows as `faults`."""
     names, rows, faults = read_rows(table.path, (*PATH_COLUMNS, *LABEL_COLUMNS))
     path = _column(table, names, "path", table.path_column, PATH_COLUMNS)
     if path is None:
