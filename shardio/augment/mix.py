@@ -110,21 +110,18 @@ class _Mix(Transform):
         if labels is None:
             raise ValueError("Mixup and CutMix need labels; found none: pass labels, or load a set that has labels")
         if labels.dtype == torch.int64:
-            return self._smooth(labels)
+            if self.num_classes is None:
+                raise ValueError("Mixup and CutMix need num_classes for int64 labels; found num_classes=None")
+            shape, share = (len(labels), self.num_classes), self.label_smoothing / self.num_classes
+            targets = torch.full(shape, share, dtype=torch.float32, device=labels.device)
+            own = torch.full_like(targets[:, :1], 1 - self.label_smoothing)
+            return targets.scatter_add_(1, labels[:, None], own)
         if self.label_smoothing or self.num_classes is not None:
             raise ValueError(
                 f"Mixup and CutMix: num_classes and label_smoothing need int64 labels (B,); found {labels.dtype} "
                 f"{tuple(labels.shape)}: leave out both arguments; or, if the labels were mixed before, mix once"
             )
         return labels
-
-    def _smooth(self, labels: Tensor) -> Tensor:
-        if self.num_classes is None:
-            raise ValueError("Mixup and CutMix need num_classes for int64 labels; found num_classes=None")
-        shape, share = (len(labels), self.num_classes), self.label_smoothing / self.num_classes
-        targets = torch.full(shape, share, dtype=torch.float32, device=labels.device)
-        own = torch.full_like(targets[:, :1], 1 - self.label_smoothing)
-        return targets.scatter_add_(1, labels[:, None], own)
 
 
 @dataclass(frozen=True, repr=False)

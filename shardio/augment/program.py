@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from shardio.augment.arguments import is_of_shardio
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
-from shardio.augment.boxes import Draws
+from shardio.augment.boxes import Draws, Numbers
 from shardio.augment.chain import Compose, Transform, Views, branches_of, is_recorded, results_of, runs_anywhere
 from shardio.augment.masks import Masks
 from shardio.augment.resample import as_made
-from shardio.augment.stage import Numbers, joined, moved_by, run, run_and_cast, windows_of
+from shardio.augment.stage import joined, moved_by, run, run_and_cast, windows_of
 from shardio.kernels.resample import Planes
 from shardio.kernels.rowcopy import Windows
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from numpy.typing import NDArray
 
-    from shardio.augment import Transform
-
 # Nothing is printed about servers that answer sooner.
 _TELL_SECONDS = 5.0
 
@@ -84,7 +82,7 @@ def telling_of_servers(paths: Sequence[str]) -> Iterator[None]:
         timer.cancel()
 
 
-def levels_of(images: torch.Tensor, transform: Transform | None = None) -> NDArray[np.uint8]:
+def levels_of(images: torch.Tensor, transform: object = None) -> NDArray[np.uint8]:
     """Returns a batch of images (B, C, H, W) as uint8 pictures (B, H, W, C).
 
     uint8 images keep their levels. Other dtypes first undo the Normalize of `transform`, if there is one; their levels
@@ -92,11 +90,11 @@ def levels_of(images: torch.Tensor, transform: Transform | None = None) -> NDArr
     """
     import torch
 
-    from shardio.augment import Normalize
+    from shardio.augment import Normalize, Transform
 
     if images.dtype != torch.uint8:
         images = images.float()
-        parts = [] if transform is None else transform.with_inner()
+        parts = transform.with_inner() if isinstance(transform, Transform) else ()
         if (normalize := next((part for part in parts if isinstance(part, Normalize)), None)) is not None:
             mean, std = (torch.tensor(numbers)[:, None, None] for numbers in normalize.statistics)
             images = images * std + mean

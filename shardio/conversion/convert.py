@@ -73,21 +73,17 @@ def convert(src: Src, out: str | os.PathLike[str], options: ConvertOptions) -> C
     """
     start = time.monotonic()
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
+    folder = Path(os.path.abspath(out))
     engine = Engine(options, serial=not isinstance(src, (str, os.PathLike)))
     with bar_of(src, options.on_progress) if options.progress else nullcontext(options.on_progress) as tell:
-        plan = _plan(src, Path(os.path.abspath(out)), options, engine)
-        return Conversion(plan, engine, tell).run(start)
-
-
-def _plan(src: Src, out: Path, options: ConvertOptions, engine: Engine) -> Plan:
-    """Returns the plan of the conversion. Checks all arguments before scanning SRC, which may take minutes."""
-    check(src, out, options)
-    if not (out / MANIFEST_NAME).exists():
-        engine.check()
-    collection = collect(src, options)
-    if engine.sends:
-        collection.origin.check_sendable()
-    return make_plan(out, collection, options)
+        # All arguments are checked before SRC is scanned, which may take minutes.
+        check(src, folder, options)
+        if not (folder / MANIFEST_NAME).exists():
+            engine.check()
+        collection = collect(src, options)
+        if engine.sends:
+            collection.origin.check_sendable()
+        return Conversion(make_plan(folder, collection, options), engine, tell).run(start)
 
 
 # Refused images that the error names; rejects.jsonl lists them all.

@@ -95,18 +95,14 @@ class Engine:
         if self.options.scheduler is not None:
             with open_cluster(self.options.scheduler) as cluster:
                 return run_on_pool(tasks, cluster, report, run_file, self.options.workers or 1)
-        threads, processes = self._split_workers(len(tasks))
+        workers = 1 if self.serial and self.options.workers is None else count_workers(self.options.workers)
+        processes = min(-(-workers // (1 if self.serial else THREADS_PER_PROCESS)), len(tasks))
+        # Rather an idle core than one more than was asked for.
+        threads = 1 if self.serial else max(1, workers // processes)
         if processes > 1:
             with _OwnProcesses(processes) as executor:
                 return run_on_pool(tasks, Pool(executor), report, run_file, threads)
         return [do_task(task, report, threads) for task in tasks]
-
-    def _split_workers(self, num_tasks: int) -> tuple[int, int]:
-        """Returns (threads per process, number of processes) to use on this machine for `num_tasks` tasks."""
-        workers = 1 if self.serial and self.options.workers is None else count_workers(self.options.workers)
-        processes = min(-(-workers // (1 if self.serial else THREADS_PER_PROCESS)), num_tasks)
-        # Rather an idle core than one more than was asked for.
-        return 1 if self.serial else max(1, workers // processes), processes
 
 
 # --- a pool of workers ------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
     )
-    environment.globals |= {"number": _number, "percent": _percent}
+    environment.globals |= {"number": _number, "percent": lambda share: f"{_number(100 * share)}%"}
     environment.filters |= {
         "bytes": bytes_text,
         "commas": "{:,}".format,
@@ -139,10 +139,6 @@ def _foreign(text: str, most: int = 120) -> Markup:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _percent(share: float) -> str:
-    return f"{_number(100 * share)}%"
 
 
 def _policy_hash(text: str) -> str:
