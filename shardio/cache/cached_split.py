@@ -27,7 +27,7 @@ from shardio.cache.leases import Lease
 from shardio.cache.meeting import Meeting
 from shardio.cache.partial_set import PartialReader, PartialSet, fetch
 from shardio.cache.stage import take_lease
-from shardio.errors import FormatError, ShardioError, printable
+from shardio.errors import FormatError, ShardioError, first_of, printable
 from shardio.format.entries import ShardEntry, SplitEntry
 from shardio.format.layout import crc32
 from shardio.format.manifest import Manifest
@@ -39,8 +39,9 @@ from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.names import is_url, resolve
 from shardio.sets.storage import Storage, open_storage
+from shardio.system.opening import last_asked
 from shardio.system.pour import direct_alignment
-from shardio.system.threads import DaemonThread, Flag, close_at_exit
+from shardio.system.threads import DaemonThread, Flag, close_at_exit, wait_while_running
 
 # The index comes first, and opening waits for it.
 _POLL_SECONDS = 0.02
@@ -113,6 +114,7 @@ class _BackgroundFill:
 
     def close(self) -> None:
         """Stops copying, waits for the thread, and ends the lease. May be called again, even after an interruption.
+        If the storage does not answer for a second, the thread is left, and ends the lease when it does.
 
         If a finalizer calls this in the copying thread, it does not wait: the thread ends the lease when it stops.
         """
@@ -120,10 +122,13 @@ class _BackgroundFill:
         copies = threading.current_thread().name.startswith("shardio-stage")
         if not (copies and any(thread.is_alive() for thread in self.threads)):
             try:
-                for thread in self.threads:
-                    thread.wait()
+                if left := wait_while_running(self.threads):
+                    place = os.path.abspath(self.storage.name)
+                    helpers = [each for each in threading.enumerate() if last_asked(each.ident).startswith(place)]
+                    warn_of_silence(self.storage.name, [*left, *helpers])
             finally:
-                self._end_lease()
+                if not any(thread.is_alive() for thread in self.threads):  # else the thread does it
+                    self._end_lease()
 
     def _end_lease(self) -> None:
         if self.lease is not None:
@@ -281,6 +286,14 @@ def _by_need(split: SplitEntry, batches: Iterable[NDArray[np.int64]]) -> list[Sh
         if len(numbers) == len(split.shards):
             break
     return [split.shards[number] for number in numbers]
+
+
+def warn_of_silence(place: str, threads: Sequence[threading.Thread], *, opens_files: bool = True) -> None:
+    """Warns that `threads`, if any, are left waiting for the storage of the set `place`. Names the files they read."""
+    if threads:
+        names = sorted({last_asked(thread.ident) for thread in threads} - {""}) if opens_files else []
+        files = f" ({first_of(names, 3)})" if names else ""
+        _warn(f"{place}: no answer from the storage{files}: closed without waiting for it")
 
 
 def _warn(text: str) -> None:

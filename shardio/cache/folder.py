@@ -87,7 +87,7 @@ class Cache:
         if not is_digest(digest):
             raise ValueError(f"digest must be 64 lower-case hexadecimal digits; found {digest!r}")
         self._make()
-        return Lease.take(CopyPaths(self.folder, digest))
+        return Lease(CopyPaths(self.folder, digest))
 
     def free_nbytes(self) -> int:
         """Returns how many bytes this user may still write to the cache's filesystem."""

@@ -83,11 +83,11 @@ class CopyPaths:
                 if error.errno == errno.EROFS and (self.folder / MANIFEST_NAME).is_file():
                     return open_in_cache(self.folder / MANIFEST_NAME)
                 raise
-            with contextlib.suppress(OSError):  # a filesystem without permissions, or a full one
+            with contextlib.suppress(OSError):  # a filesystem without permissions
                 # Whatever the umask says about data: a lock that others cannot open keeps them from the copy for ever.
                 os.fchmod(lock.fileno(), stat.S_IMODE(os.fstat(lock.fileno()).st_mode) | 0o644)
-                if not os.path.lexists(self.folder):
-                    write_all(lock.fileno(), _IS_OLDER)
+            with contextlib.suppress(OSError):  # a full disk
+                write_all(lock.fileno(), b"" if os.path.lexists(self.folder) else _IS_OLDER)
             return lock
 
     def check_lock(self, lock: OpenFile) -> None:
@@ -141,24 +141,19 @@ class Lease:
     the lease and holds it while it lives, without such a thread. A program started by exec does not inherit it.
     """
 
-    def __init__(self, paths: CopyPaths, lock: OpenFile) -> None:
+    def __init__(self, paths: CopyPaths) -> None:
+        """Takes the lease. Waits up to 30 seconds for an evictor. Raises the errors of `Cache.lease`."""
         self.digest = paths.digest
         self.path = paths.folder
         """The folder of the copy. It exists from when the first file is copied."""
         self._paths = paths
-        self._lock = lock
+        self._lock = _lock_shared(paths)
         self._tried_filling = False
         self._ended: queue.SimpleQueue[object] = queue.SimpleQueue()
-        keep = partial(_keep, weakref.ref(self, self._ended.put), self._ended)
-        self._keeper = DaemonThread(keep, "shardio-lease")
+        self._keeper = DaemonThread(partial(_keep, weakref.ref(self, self._ended.put), self._ended), "shardio-lease")
         self._touch()
         with contextlib.suppress(RuntimeError):  # the system allows no more threads
             self._keeper.begin()
-
-    @classmethod
-    def take(cls, paths: CopyPaths) -> Lease:
-        """Returns a lease on a copy. Waits up to 30 seconds for an evictor. Raises the errors of `Cache.lease`."""
-        return cls(paths, _lock_shared(paths))
 
     def keep(self) -> None:
         """Touches the lock file, or makes it anew, locked, if it was removed. Raises the errors of `Cache.lease`."""
@@ -294,7 +289,7 @@ def open_in_cache(path: Path, flags: int = os.O_RDONLY, *, sole_name: bool = Fal
 
 
 def _lock_shared(paths: CopyPaths) -> OpenFile:
-    """Returns the lock file of a copy, locked as by `Lease.take`."""
+    """Returns the lock file of a copy, with a lease's lock on it."""
     while True:
         lock = paths.open_lock()
         with naming(paths.lock):

@@ -15,6 +15,20 @@
 
 #define PAGE 4096
 
+/* A byte that ends the reads of this thread, once it is set: none is begun after the one under way. */
+static __thread const volatile char *ended;
+
+static PyObject *end_with(PyObject *module, PyObject *flag)
+{
+    (void)module;
+    Py_buffer view;
+    if (PyObject_GetBuffer(flag, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    ended = view.len ? view.buf : NULL;
+    PyBuffer_Release(&view); /* the caller keeps it for as long as the thread reads */
+    Py_RETURN_NONE;
+}
+
 static void drop(int descriptor, int64_t offset, size_t nbytes)
 {
 #ifdef POSIX_FADV_DONTNEED
@@ -48,7 +62,7 @@ static PyObject *read_rows(PyObject *module, PyObject *args)
         }
     }
     Py_BEGIN_ALLOW_THREADS
-    for (; done < count; done++) {
+    for (; done < count && !(ended && *ended); done++) {
         /* Anything but the whole row is left to the caller, who knows what may be tried again. */
         if (pread(descriptor, (char *)out.buf + to[done], (size_t)nbytes, (off_t)from[done]) != nbytes)
             break;
@@ -127,7 +141,7 @@ static PyObject *read_windows(PyObject *module, PyObject *args)
         }
     }
     Py_BEGIN_ALLOW_THREADS
-    while (done < count &&
+    while (done < count && !(ended && *ended) &&
            read_window(descriptor, windows + done, stride, alignment, scratch.buf, out.buf, drop_behind))
         done++;
     Py_END_ALLOW_THREADS
@@ -174,6 +188,7 @@ static PyObject *count_resident(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
+    {"end_with", end_with, METH_O, "end_with(flag)\n\nHave no further read begin in this thread once flag[0] is set."},
     {"count_resident", count_resident, METH_VARARGS,
      "count_resident(pages, page_nbytes)\n\nHow many pages of mapped memory, addresses, uint64, are in the page cache."},
     {"will_need", will_need, METH_VARARGS,

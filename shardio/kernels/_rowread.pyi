@@ -1,5 +1,6 @@
 from typing import Any
 
+def end_with(flag: bytearray, /) -> None: ...
 def read_rows(descriptor: int, offsets: Any, places: Any, nbytes: int, out: Any, drop_behind: bool, /) -> int: ...
 def read_windows(
     descriptor: int, windows: Any, stride: int, alignment: int, scratch: Any, out: Any, drop_behind: bool, /

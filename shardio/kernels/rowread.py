@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from shardio.kernels import _rowread as _native
 
+end_with = _native.end_with
+"""end_with(flag): this thread begins no further read once flag[0] is set. The caller keeps `flag` while it reads."""
+
 
 def read_rows(
     descriptor: int,

@@ -11,7 +11,6 @@ utilization of twenty emulated H100s on two cores rose from 0.843 to 0.947 (benc
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import time
 import weakref
@@ -20,10 +19,10 @@ from functools import partial
 from itertools import pairwise
 from typing import TypeAlias
 
+from shardio.kernels import rowread
 from shardio.loading.ring import Slot
 from shardio.reading.reader import Reader, Request
-from shardio.system.opening import open_file
-from shardio.system.threads import DaemonThread, Flag, preempt_nobody
+from shardio.system.threads import DaemonThread, Flag, core_seconds, preempt_nobody, wait_while_running
 
 # The head start is this share of a step: little enough that a batch is gathered within the rest of it, if it could be
 # within all of it, and much more than a step needs to begin.
@@ -146,7 +145,8 @@ class GatherThreads:
         self.num_threads = num_threads
         self._jobs: _Jobs = queue.SimpleQueue()
         self._closed = Flag()
-        serve = partial(_serve, self._jobs, self._closed, weakref.ref(self, self._jobs.put))
+        self._ended = bytearray(1)
+        serve = partial(_serve, self._jobs, self._closed, self._ended, weakref.ref(self, self._jobs.put))
         self._threads = [DaemonThread(serve, f"shardio-gather-{i}") for i in range(num_threads)]
         try:
             for thread in self._threads:
@@ -176,23 +176,16 @@ class GatherThreads:
 
     def no_core_seconds(self) -> float:
         """Returns the seconds that all threads together waited for a core; 0.0 if the system does not count them."""
-        return sum(map(_no_core_seconds, [thread.native_id for thread in self._threads]))
+        return sum(core_seconds(thread.native_id)[1] for thread in self._threads)
 
-    def close(self) -> None:
-        """Ends the threads, and waits until they have copied their last parts. May be called in any thread, by a
+    def close(self) -> list[DaemonThread]:
+        """Ends the threads, and waits until they have copied their last parts. Returns threads that storage keeps
+        waiting for a second: they begin no further read, and end when it answers. May be called in any thread, by a
         finalizer, and again."""
         self._closed.set()
+        self._ended[0] = 1
         self._jobs.put(None)
-        for thread in self._threads:
-            thread.wait()
-
-
-def _no_core_seconds(thread: int | None) -> float:
-    try:
-        with open_file(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY) as file:
-            return int(file.read(100).split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):  # another system, or the thread has ended
-        return 0.0
+        return wait_while_running(self._threads)
 
 
 def _announce(reader: Reader, request: Request, given_up: list[None], *, refused: bool) -> None:
@@ -210,10 +203,11 @@ def _refuse_queued(jobs: _Jobs) -> None:
         jobs.put(None)  # one may have been taken from a thread that has not seen it yet
 
 
-def _serve(jobs: _Jobs, closed: Flag, owner: weakref.ref[GatherThreads]) -> None:
+def _serve(jobs: _Jobs, closed: Flag, ended: bytearray, owner: weakref.ref[GatherThreads]) -> None:
     """Runs a gather thread. Keeps `owner` alive, so that this weak reference can end the thread."""
     # These work ahead. The thread that asks for the next batch, here or in another rank, has the step to begin.
     preempt_nobody()
+    rowread.end_with(ended)
     while isinstance(job := jobs.get(), partial):
         job(refused=closed.is_set())
         del job  # or this frame would keep the batch's memory alive while it waits for the next one

@@ -316,7 +316,10 @@ class ShardLoader:
         return {**self._pipeline.stats(), **shares, "device": str(self.device)}
 
     def close(self) -> None:
-        """Ends the gather threads. Delivered batches stay valid. May be called again, also after an interrupt."""
+        """Ends the gather threads. Delivered batches stay valid. May be called again, also after an interrupt.
+
+        If the storage does not answer for a second, warns with the file's name, and leaves the threads that wait.
+        """
         self._pipeline.close()
 
     @property

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.augment.program import Program
+from shardio.cache.cached_split import warn_of_silence
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, MAX_SMALL_NBYTES
 from shardio.loading.cuda import make_copier
 from shardio.loading.gather import GatherThreads, Pending
@@ -133,13 +134,18 @@ class Pipeline:
         with contextlib.ExitStack() as steps:  # the last comes first
             steps.callback(self._source.close)
             steps.callback(self._ring.clear)
-            steps.callback(self._threads.close)
+            steps.callback(self._close_threads)
             if self._reports is not None:
                 steps.callback(self._reports.close)
             # Before the threads are waited for: one that is asking a storage that does not answer gives up.
             steps.callback(self.reader.close)
             steps.callback(self._source.stop)
         self._is_over = True
+
+    def _close_threads(self) -> None:
+        sets = self._shards.sets if isinstance(self._shards, MixedSet) else (self._shards,)
+        places = ", ".join(str(one.path) for one in sets)
+        warn_of_silence(places, self._threads.close(), opens_files="mmap" not in self.reader.name)
 
     def set_transform(self, function: Function | None) -> None:
         """Sets the transform of iterators that begin from now on. Frees the slots of the transform before."""

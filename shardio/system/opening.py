@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 from shardio.errors import FormatError, ShardioError, SourceError
@@ -254,6 +255,13 @@ K = TypeVar("K")
 
 
 _LIVE: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
+# The name of the file that each thread has asked for last. No keys, which may hold open folders.
+_asked: dict[int | None, str] = {}
+
+
+def last_asked(thread: int | None) -> str:
+    """Returns the path or name of the file that a thread has asked an OpenFiles for last; "" if there is none."""
+    return _asked.get(thread, "")
 
 
 class OpenFiles(Generic[K]):
@@ -278,6 +286,7 @@ class OpenFiles(Generic[K]):
         """Returns the open file of `key`, opened by `open_file` if needed. Raises RuntimeError after `close`."""
         if self._closed:
             raise RuntimeError("this reader was closed: open the set again to read")
+        _asked[get_ident()] = str(key[0] if isinstance(key, tuple) else key)
         file = self._open.get(key)
         if file is not None:
             with contextlib.suppress(KeyError):

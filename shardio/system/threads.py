@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+from shardio.system.opening import open_file
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -137,6 +139,35 @@ class DaemonThread(threading.Thread):
             raise self._call.error
 
 
+def wait_while_running(threads: Iterable[DaemonThread], seconds: float = 1.0) -> list[DaemonThread]:
+    """Waits until the threads have ended. Returns threads that wait for something that may never come, such as storage.
+
+    They have neither run nor wanted a core for `seconds`; where the system does not count that, they have not ended.
+    """
+    left = list(threads)
+    while left:
+        before = [core_seconds(thread.native_id) for thread in left]
+        deadline, waited_for, left = time.monotonic() + seconds, left, []
+        for thread in waited_for:
+            try:
+                thread.wait(max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                left.append(thread)
+        if not any(core_seconds(thread.native_id) not in before for thread in left):
+            break
+    return left
+
+
+def core_seconds(thread: int | None) -> tuple[float, float]:
+    """Returns for how many seconds a thread ran, and waited for a core; zeros if the system does not count that."""
+    try:
+        with open_file(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY) as file:
+            ran, waited, _ = file.read(100).split()
+            return int(ran) / 1e9, int(waited) / 1e9
+    except (OSError, ValueError):  # another system, or the thread has ended
+        return 0.0, 0.0
+
+
 def preempt_nobody() -> None:
     """Makes this thread wait for a free core or the next tick, rather than preempt a running thread (SCHED_BATCH).
 
@@ -226,8 +257,11 @@ class ThreadPool:
         """
         try:
             self._end(cancel)
+            for thread in self._threads:
+                thread.wait()
         except BaseException:
             self._end(cancel=True)
+            wait_while_running(self._threads)  # and not for storage that does not answer: the caller has asked twice
             raise
 
     def _end(self, cancel: bool) -> None:
@@ -235,8 +269,6 @@ class ThreadPool:
         if cancel:
             self._cancelled.set()
         self._calls.put(None)
-        for thread in self._threads:
-            thread.wait()
 
     def __enter__(self) -> ThreadPool:
         return self

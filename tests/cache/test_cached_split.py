@@ -338,6 +338,19 @@ def test_closing_ends_the_copying_at_once_and_the_next_loader_goes_on(src: Path,
     assert load_manifest(src) == _copied(cache)
 
 
+def test_a_source_that_does_not_answer_is_left_and_the_lease_lasts_until_it_does(
+    src: Path, cache: Path, gate: Gate
+) -> None:
+    loader = loaded(src, cache)
+    next(iter(loader))
+    with pytest.warns(RuntimeWarning, match=f"{src}: no answer from the storage"):
+        loader.close()
+    assert [copy.in_use for copy in Cache(cache).copies()] == [True]
+    gate.opened.set()
+    until(lambda: not any(thread.name.startswith("shardio") for thread in threading.enumerate()))
+    assert [copy.in_use for copy in Cache(cache).copies()] == [False]
+
+
 SCRIPT = """
 import sys, threading, time
 from shardio.loading.loader import ShardLoader

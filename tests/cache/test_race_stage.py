@@ -46,8 +46,8 @@ def take(paths):
     lock = paths.open_lock()
     time.sleep(0.01)  # or it would take more rounds
     fcntl.flock(lock.fileno(), fcntl.LOCK_SH)
-    return leases.Lease(paths, lock)
-leases.Lease.take = take
+    return lock
+leases._lock_shared = take
 """
 TWO_WHO_FILL = """
 leases.Lease.try_filling = lambda self, source: opening.open_file(os.devnull, os.O_RDONLY)

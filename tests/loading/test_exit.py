@@ -193,6 +193,61 @@ finally:
     check_traceback(err, "KeyboardInterrupt")
 
 
+# Storage that keeps each read waiting until `answers` is set: a call in C that has given up the GIL, for all the rest.
+HANGS = """
+import contextlib, time, warnings
+from shardio.kernels import rowread
+warnings.simplefilter("always")
+answers, begun, open_still, real = threading.Event(), [], [], rowread.read_rows
+def hang(descriptor, *arguments):
+    begun.append(descriptor)
+    os.write(1, b"ready\\n")
+    answers.wait()
+    open_still.append(os.readlink(f"/proc/self/fd/{descriptor}").endswith(".npy"))
+    return real(descriptor, *arguments)
+rowread.read_rows = hang
+loader = ShardLoader(path, 4, device="cpu", io="pread", num_threads=2)
+"""
+
+
+def test_ctrl_c_while_storage_hangs_ends_it_and_names_the_file(begin: Start) -> None:
+    process = begin(HANGS + "with loader:\n    next(iter(loader))")
+    interrupt_when_ready(process, asleep=True)
+    start = time.monotonic()
+    code, _, err = finish(process)
+    assert (code, time.monotonic() - start < 10) == (-signal.SIGINT, True)
+    assert re.search(r"RuntimeWarning: \S*: no answer from the storage \(train-0\d+\.npy", err), err
+    assert err.endswith("KeyboardInterrupt\n"), err
+
+
+@pytest.mark.parametrize("when", ["after close", "at exit"])
+def test_storage_that_answers_late_finds_its_files_open_and_is_not_read_again(when: str, begin: Start) -> None:
+    script = (
+        HANGS
+        + """
+def consume():
+    with contextlib.suppress(RuntimeError):  # it was closed
+        next(iter(loader))
+threading.Thread(target=consume, daemon=True).start()
+while not begun:
+    time.sleep(0.01)
+begun_before = list(begun)
+loader.close()
+others = [open(os.devnull) for _ in range(100)]
+def answer():
+    answers.set()
+    while len(open_still) < len(begun):
+        time.sleep(0.01)
+    time.sleep(0.1)
+    print(begun == begun_before, all(open_still), flush=True)
+"""
+    )
+    script += "answer()" if when == "after close" else "import atexit\natexit.register(answer)"
+    code, out, err = finish(begin(script))
+    assert (code, out.splitlines()[-1]) == (0, "True True"), err
+    assert len(err.splitlines()) == 2, err  # the warning
+
+
 TERMINATED = """
 import signal
 def stop(number, frame):

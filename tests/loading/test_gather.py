@@ -245,7 +245,7 @@ def test_closing_refuses_what_is_queued_and_ends_the_threads(monkeypatch: pytest
     assert gate.entered.wait(DEADLINE_SECONDS)
     (worker,) = threads._threads
     wait = worker.wait
-    monkeypatch.setattr(worker, "wait", lambda: (closing.set(), wait()))
+    monkeypatch.setattr(worker, "wait", lambda seconds: (closing.set(), wait(seconds)))
     closer = threading.Thread(target=threads.close, daemon=True)
     closer.start()
     assert closing.wait(DEADLINE_SECONDS)

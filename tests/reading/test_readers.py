@@ -689,6 +689,10 @@ def test_the_native_call_refuses_what_would_leave_its_memory(
         assert (out == 9).all()
         for offsets, done in (([50, 95], 1), ([95, 50], 0), ([2**62, 0], 0)):  # beyond the end of the file
             assert _rowread.read_rows(file.fileno(), np.array(offsets), good["places"], 10, out, False) == done
+        _rowread.end_with(flag := bytearray(1))
+        flag[0] = 1
+        assert _rowread.read_rows(file.fileno(), *good.values(), False) == 0
+        _rowread.end_with(bytearray())
     assert _rowread.read_rows(-1, good["offsets"], good["places"], 10, out, False) == 0
 
 
