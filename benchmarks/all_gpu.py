@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("tests/loading/test_gpu.py", "tests/loading/test_loader_arrays.py")
+TESTS = tuple(f"tests/loading/test_{name}.py" for name in ("gpu", "loader_arrays", "freed", "place"))
 PYTEST = ("-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short")
 PARTS_FILE = "benchmarks/gpu_parts.py"
 
