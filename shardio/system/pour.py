@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import mmap
 import os
 import threading
 import time
@@ -171,11 +172,14 @@ _ALIGNMENTS = (512, ALIGNMENT)
 
 
 def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Returns uninitialized memory of this shape, uint8, aligned to ALIGNMENT bytes, unlike np.empty's."""
+    """Returns new memory of this shape, uint8, aligned to ALIGNMENT bytes, unlike np.empty's. The system has it back
+    once the last array over it is freed: malloc would keep much of what loaders made one after the other have freed."""
     nbytes = int(np.prod(shape, dtype=np.int64))
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + nbytes].reshape(shape)
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8, nbytes).reshape(shape)
 
 
 def set_direct(descriptor: int, on: bool = True) -> None:
