@@ -15,6 +15,7 @@ DIGEST.lock, or with one that is younger than the copy, leases may be unseen: th
     unfinished   its hidden name, and a block  CopyFiller, or a PartialSet of the same user with a shared lock on the
                  that is MISSING or COMING     file, block by block: received
     received     every block is THERE          PartialCopy.finish, with an exclusive lock on the file: whole if the
-                 (it is not verified yet)      sha256 is right; otherwise every block is MISSING again
+                 (it is not verified yet)      sha256 is right; missing if it cannot be synced; otherwise every block
+                                               is MISSING again
     whole        its own name and size         CopyFiller(verify=True), which renames a sound file over a damaged one
 """

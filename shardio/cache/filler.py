@@ -209,11 +209,14 @@ class CopyFiller:
 
     def _finish(self, partial: PartialCopy, entry: FileEntry) -> str:
         """Returns the sha256 of a file. If it is right, renames the file to its own name."""
-        found = partial.finish(entry)
-        if found == entry.sha256:
-            self.copied.append(entry)
-        else:
-            self._copier.count(-entry.nbytes)
+        found = ""
+        try:
+            found = partial.finish(entry)
+        finally:
+            if found == entry.sha256:
+                self.copied.append(entry)
+            else:
+                self._copier.count(-entry.nbytes)
         return found
 
     def _fetch_missing(self, partial: PartialCopy, entry: FileEntry) -> None:

@@ -240,7 +240,10 @@ class PartialCopy:
         ]
 
     def finish(self, entry: FileEntry) -> str:
-        """Returns the sha256 of a file. Renames the file, durably, if it is right; else marks its blocks as MISSING."""
+        """Returns the sha256 of a file. Renames the file, durably, if it is right; else marks its blocks as MISSING.
+
+        If the file cannot be synced, removes it and raises OSError.
+        """
         path = self.path_of(entry)
         with self.open(entry) as file, naming(path):
             lock_within(file.fileno(), fcntl.LOCK_EX, _LOCK_SECONDS)
@@ -249,8 +252,15 @@ class PartialCopy:
                 self.mark(entry, MISSING)
                 fcntl.flock(file.fileno(), fcntl.LOCK_UN)
                 return sha256
-            os.fsync(file.fileno())
             (old, there), (new, here) = at(path), at(self._folder / entry.file)
+            try:
+                os.fsync(file.fileno())
+            except OSError:
+                # The system now calls the pages clean: a second sync would succeed, and nothing be on the disk.
+                with contextlib.suppress(OSError):
+                    os.unlink(old, dir_fd=there)
+                self.mark(entry, MISSING)
+                raise
             os.rename(old, new, src_dir_fd=there, dst_dir_fd=here)
         fsync_folder(self._folder)
         return sha256

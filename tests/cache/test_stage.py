@@ -227,22 +227,34 @@ def test_pieces_of_any_size_give_the_same_bytes(
     assert {total for _, total in counts} == {report.nbytes}
 
 
-def test_a_file_that_cannot_be_synced_is_named_and_not_published(
-    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_file_that_cannot_be_synced_is_named_and_thrown_away_with_all_that_was_received(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    real = os.fsync
+    """After ENOSPC the same call makes room and tries again, after EIO the next call does."""
+    real, failed, read, counts = os.fsync, list[Path](), list[int](), list[int]()
 
     def fsync(descriptor: int) -> None:
-        if "train-00002" in os.readlink(f"/proc/self/fd/{descriptor}"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if "train-00002" in path.name and not failed:
+            failed.append(path)
+            raise OSError(code, os.strerror(code))
         real(descriptor)
 
+    def note(entry: FileEntry, offset: int) -> None:
+        if entry.file == "train-00002.npy":
+            read.append(offset)
+
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(OSError, match=r"Input/output error: '.*/cache/.*train-00002\.npy"):
-        stage(out, cache, workers=1)
-    assert not list(cache.rglob("manifest.json")) + list(cache.rglob("train-00002.npy"))
-    monkeypatch.undo()
-    assert verify(stage(out, cache).path).ok
+    with filler_of(out, cache, watched(out, note), workers=1, on_progress=lambda n, total: counts.append(n)) as filler:
+        if code == errno.EIO:
+            with pytest.raises(OSError, match=r"Input/output error: '.*/cache/.*train-00002\.npy"):
+                filler.run()
+            assert not [*cache.rglob("manifest.json"), *cache.rglob("*train-00002.npy*")]
+        assert filler.run()
+    assert read == [0, 0]
+    assert sum(counts) == filler.manifest.nbytes
+    assert contents(filler.lease.path) == contents(out)
 
 
 def test_indexes_come_first_then_what_is_wanted_and_the_manifest_last(
