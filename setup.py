@@ -10,7 +10,7 @@ from setuptools.command.build_ext import build_ext
 # Products are rounded before they are added (fp-contract): or pixels on ARM, which has one instruction for both, would
 # be others than on x86.
 FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
-NAMES = ["_pixels", "_resample", "_rowcopy", "_rowread"]
+NAMES = ["_pixels", "_resample", "_rowcopy", "_rowread", "_finalized"]
 
 
 class BuildKernels(build_ext):

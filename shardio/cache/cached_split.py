@@ -32,6 +32,7 @@ from shardio.format.entries import ShardEntry, SplitEntry
 from shardio.format.layout import crc32
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
+from shardio.kernels.finalized import Finalized
 from shardio.kernels.rowcopy import Places
 from shardio.reading.choose import Io, SplitSource, make_reader
 from shardio.reading.layout import as_rows
@@ -160,7 +161,7 @@ class StorageReader(Reader):
             self._on_damaged_copy()
 
 
-class CachedSplit(SplitSource):
+class CachedSplit(Finalized, SplitSource):
     """A split of the set `place` (a folder or URL), read through the cache in the folder `cache`.
 
     Holds a lease on the set's copy until `close`, or until the object is garbage collected. With a `meeting`, its nodes
@@ -196,7 +197,7 @@ class CachedSplit(SplitSource):
             self.close()
             raise
 
-    def __del__(self) -> None:
+    def finalize(self) -> None:
         self.close()
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:

@@ -1,3 +1,3 @@
-"""The kernels in C: `rowcopy`, `rowread`, `resample` and `pixels`.
+"""The kernels in C: `rowcopy`, `rowread`, `resample` and `pixels`; and `finalized`, which has to be in C.
 
-Each kernel is called only by the Python module of its name. `built` knows which kernels this installation has."""
+Each is called only by the Python module of its name."""

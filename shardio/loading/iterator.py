@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from shardio.augment.boxes import Draws, Looks
 from shardio.augment.program import Program
+from shardio.kernels.finalized import Finalized
 from shardio.loading.agree import Agreement
 from shardio.loading.gather import Pending, head_start_seconds
 from shardio.loading.pipeline import Pipeline
@@ -44,7 +45,7 @@ class _Due(NamedTuple):
     dtypes: tuple[torch.dtype, ...] = ()
 
 
-class Flow:
+class Flow(Finalized):
     """The batches of one epoch in order: `take` returns the next batch, and keeps `prefetch` further batches under way.
 
     All work is started by the consumer's calls, so ending early needs no wait: if a flow is dropped in the middle of an
@@ -75,7 +76,7 @@ class Flow:
         self._device = pipeline.new_prefetch()
         self._per_slot = 1 if self._announces else pipeline.batches_per_slot()
 
-    def __del__(self) -> None:
+    def finalize(self) -> None:
         if hasattr(self, "_device") and not sys.is_finalizing():  # nor where its making was interrupted
             self.abandon()
 
@@ -189,7 +190,7 @@ class Flow:
             self._coming.append(_Due(request, draws, program))
 
 
-class LoaderIterator(Iterator[tuple[Any, ...]]):
+class LoaderIterator(Finalized, Iterator[tuple[Any, ...]]):
     """Iterates over the batches of one epoch, once. Threads may take turns to call `next`. A call during another
     thread's call, even on another iterator of the same loader, raises RuntimeError and changes nothing."""
 
@@ -201,7 +202,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._place = position.next
         self._remaining = 0
 
-    def __del__(self) -> None:
+    def finalize(self) -> None:
         if hasattr(self, "_token") and not sys.is_finalizing():
             self._position.leave(self._token, is_dropped=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NoReturn
@@ -28,6 +27,7 @@ from shardio.order.sampler import Sampler, Tail
 from shardio.reading.choose import Io, SplitSource
 from shardio.reading.mixed import MixedSource
 from shardio.system.eager import eager, warn_caller
+from shardio.system.opening import Living
 
 
 class ShardLoader:
@@ -141,7 +141,7 @@ class ShardLoader:
             images=images,
             report_every=report_every,
         )
-        self._iterators: weakref.WeakSet[LoaderIterator] = weakref.WeakSet()
+        self._iterators: Living[LoaderIterator] = Living()
         if together and cache is None:
             raise ValueError("together=True copies into a cache on each node: set cache=, a folder on its own disk")
         meet = meet_in_torch if together else lambda: None
@@ -179,7 +179,7 @@ class ShardLoader:
 
     @transform.setter
     def transform(self, transform: Function | None) -> None:
-        if running := [iterator for iterator in self._iterators if iterator.is_running]:
+        if running := [iterator for iterator in self._iterators.all() if iterator.is_running]:
             raise RuntimeError(
                 f"transform can be set between epochs only; found an epoch with {len(running[0])} batches to come: "
                 "finish the loop first, or drop its iterator"

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from shardio.augment.program import Program
 from shardio.cache.cached_split import warn_of_silence
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, MAX_SMALL_NBYTES
+from shardio.kernels.finalized import Finalized
 from shardio.loading.cuda import make_copier
 from shardio.loading.gather import GatherThreads, Pending
 from shardio.loading.options import Function, Options, find_parts
@@ -45,12 +46,10 @@ _SHARED_NBYTES = 8 << 20
 _MOST_PER_SLOT = 8
 
 
-class Pipeline:
+class Pipeline(Finalized):
     """Reads, copies and transforms batches of one split. Owns its reader, threads and slots. To be used by one thread.
 
-    `close` also closes `source`. Any thread may call it, and more than once. A `__del__` cleans up, and not a
-    `weakref.finalize`: if a signal handler raises an exception in it, the objects that own threads and descriptors
-    still end and close them when they are freed.
+    `close` also closes `source`. Any thread may call it, and more than once: also after a call that was interrupted.
     """
 
     closed = False
@@ -123,7 +122,7 @@ class Pipeline:
             readers.append(reader if options.check == "off" else GuardedReader(reader, one, each.make_second()))
         return MixedReader(shards, readers) if isinstance(shards, MixedSet) else readers[0]
 
-    def __del__(self) -> None:
+    def finalize(self) -> None:
         self.close()
 
     def close(self) -> None:

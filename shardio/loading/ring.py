@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.format.layout import RowType, SampleShape
+from shardio.kernels.finalized import Finalized
 from shardio.system.pour import ALIGNMENT, aligned_empty
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -100,7 +101,7 @@ def new_slot(batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowT
     )
 
 
-class Ring:
+class Ring(Finalized):
     """A pool of slots. Keeps at most `capacity` free slots; further slots are made when needed, and freed on return.
 
     The slot that returned last is used first, because it may still be in the processor's caches. Thread safe without
@@ -115,7 +116,7 @@ class Ring:
         # A full deque drops its oldest entry. Entries are slots, or the tickets by which lent slots came back.
         self._free: deque[Slot | _Ticket] = deque(maxlen=capacity)
 
-    def __del__(self) -> None:
+    def finalize(self) -> None:
         if hasattr(self, "_free"):  # not where its making was interrupted
             self._free.clear()  # lent slots know the deque, and may outlive the ring
 

@@ -254,7 +254,22 @@ def read_untrusted(path: str | Path, *, refusal: type[ShardioError] = FormatErro
 K = TypeVar("K")
 
 
-_LIVE: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
+class Living(Generic[K]):
+    """The added objects that still exist. An object leaves without a line of Python: the exception of a signal handler
+    would be lost there. Thread safe."""
+
+    def __init__(self) -> None:
+        self._references: dict[weakref.ref[K], None] = {}
+
+    def add(self, one: K) -> None:
+        self._references[weakref.ref(one, self._references.pop)] = None
+
+    def all(self) -> list[K]:
+        """Returns the objects, in the order in which they were added."""
+        return [one for reference in list(self._references) if (one := reference()) is not None]
+
+
+_LIVE: Living[OpenFiles[Any]] = Living()
 # The name of the file that each thread has asked for last. No keys, which may hold open folders.
 _asked: dict[int | None, str] = {}
 
@@ -294,7 +309,7 @@ class OpenFiles(Generic[K]):
             return file
         file = self._open.setdefault(key, self._open_file(key))
         # The sets of a mixture, and other loaders, share what the process may have open.
-        for _ in range(len(self._open) - max(1, min(self.most, most_open() // len(_LIVE)))):
+        for _ in range(len(self._open) - max(1, min(self.most, most_open() // len(_LIVE.all())))):
             self._forget_oldest()
         if self._closed:
             self.forget_all()

@@ -8,6 +8,7 @@ threads wait for ever. It also keeps the interpreter from exiting until all call
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import os
 import queue
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from shardio.system.opening import open_file
+from shardio.system.opening import Living, open_file
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -298,9 +299,13 @@ class Closable(Protocol):
 
 def close_at_exit(owner: Closable) -> None:
     """Makes the interpreter call `owner.close()` when it exits, if the owner still exists."""
-    weakref.finalize(owner, _close, weakref.ref(owner))
+    _CLOSED_AT_EXIT.add(owner)
 
 
-def _close(owner: weakref.ref[Closable]) -> None:
-    if (alive := owner()) is not None:
-        alive.close()
+_CLOSED_AT_EXIT: Living[Closable] = Living()
+
+
+@atexit.register
+def _close_all() -> None:
+    for owner in reversed(_CLOSED_AT_EXIT.all()):
+        owner.close()

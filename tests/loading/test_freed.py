@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -152,6 +154,42 @@ def test_a_loader_is_freed_without_a_collection_however_its_iterator_is_left(
         if names := left_behind(before):
             found[how] = names
     assert not found
+
+
+class Cycle:
+    def __init__(self, *contents: object) -> None:
+        self.contents = (self, *contents)
+
+
+def collect_and_go_on() -> None:
+    gc.collect()
+    time.sleep(1)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["an iterator", "a loader"])
+def test_an_interrupt_of_a_collection_that_frees_it_is_raised(
+    whole: bool, make_set: Callable[..., Path], no_collections: None
+) -> None:
+    loader: ShardLoader | None = ShardLoader(make_set(61), 8, device="cpu", num_threads=2)
+    cycle = Cycle(keep_the_iterator(loader), loader if whole else None)
+    # The collection calls this before finalizers. It takes most of a second, and runs no line of Python.
+    slow = weakref.ref(cycle, partial(dict.fromkeys, range(8_000_000)))
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    del cycle
+    if whole:
+        loader = None
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            collect_and_go_on()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert slow() is None
+    if loader is not None:
+        assert len(list(loader)) == 7
+    else:
+        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("shardio")]
 
 
 def test_a_loader_whose_last_thread_cannot_start_leaves_none(

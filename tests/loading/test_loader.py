@@ -584,8 +584,8 @@ class InterruptAt(Point):
 
     def _on_event(self, frame: FrameType, event: str, argument: Any) -> None:
         if frame.f_code.co_filename in self.files:
-            # An exception of a finalizer cannot arrive: tests/loading/test_ring.py looks at batches.
-            if any(caller.f_code.co_name == "__del__" for caller, _ in traceback.walk_stack(frame)):
+            # That of a finalizer arrives in the main thread alone: see test_freed.py.
+            if any(caller.f_code.co_name == "finalize" for caller, _ in traceback.walk_stack(frame)):
                 return
             super()._on_event(frame, event, argument)
 
