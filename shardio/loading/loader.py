@@ -260,6 +260,7 @@ class ShardLoader:
         order.
         """
         self._position.load_state(state)
+        _warn_of_empty(self._position.rest())
 
     @eager
     def __iter__(self) -> LoaderIterator:
@@ -356,11 +357,15 @@ def _sampler(order: Order, options: Options) -> Sampler:
             f'{sampler.global_batch_size}, and tail="drop" leaves out short batches: use a smaller '
             'batch_size, or tail="pad" or "short"'
         )
-    start, stop = sampler.bounds(sampler.num_batches - 1)
+    _warn_of_empty(sampler)
+    return sampler
+
+
+def _warn_of_empty(sampler: Sampler) -> None:
+    start, stop = sampler.bounds(sampler.num_batches - 1) if sampler.num_batches else (0, 1)
     if start == stop:
         warn_caller(
             f'tail="short" leaves the last batch of an epoch empty on rank {sampler.rank} of {sampler.world_size}: '
             'pass over an empty batch, and divide sums by counts; or use tail="pad", and leave out the last num_padded '
             "samples of a batch"
         )
-    return sampler

@@ -208,14 +208,17 @@ def test_a_rank_by_variables_alone_is_told_once_at_the_first_batch(
 
 
 @pytest.mark.parametrize(("rank", "tail", "is_told"), [(0, "short", True), (1, "short", False), (0, "pad", False)])
-def test_a_loader_that_will_give_its_rank_an_empty_batch_says_so_when_it_is_opened(
+def test_a_loader_that_will_give_its_rank_an_empty_batch_says_so_when_opened_or_loaded(
     rank: int, tail: str, is_told: bool, loader_of: MakeLoader
 ) -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         with loader_of(15, rank=rank, world_size=3, tail=tail) as loader:  # 2 of 47 samples are left for 3 ranks
             assert [len(batch[0]) for batch in loader] == [15, {"pad": 15, "short": rank}[tail]]
-    assert [one.filename for one in told] == [__file__] * is_told
+            state = {**loader.state_dict(), "epoch": 0}
+            loader.load_state_dict({**state, "consumed": 1})  # 1 of 46
+            assert len(list(loader)[1][0]) == (15 if tail == "pad" else 0)
+    assert [one.filename for one in told] == [__file__] * (is_told + (tail == "short"))
     assert all("num_padded" in str(one.message) and "sums" in str(one.message) for one in told)
 
 
