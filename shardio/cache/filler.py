@@ -42,6 +42,8 @@ _POLL_SECONDS = 0.05
 # The requests under way at a time for a file, and their bytes: short ones if samples are waited for.
 _REQUESTS = 1, 8 << 20
 _SHARED_REQUESTS = 4, 512 << 10
+# A file is damaged if it was wrong so often; a file that was exchanged at its source meanwhile is fetched more often.
+_TIMES_WRONG, _TIMES_FETCHED = 2, 6
 
 
 @dataclass(eq=False)
@@ -198,13 +200,17 @@ class CopyFiller:
         """Fetches a file's missing blocks, verifies it, and renames it to its own name. Runs in a thread."""
         with partial.open(entry) as file, naming(partial.path_of(entry)):
             reserve(file.fileno(), entry.nbytes)
-        found = ""
-        for _ in range(2):  # damage on the way does not happen again
+        found, wrong = "", 0
+        for _ in range(_TIMES_FETCHED):
+            self.storage.changed.discard(entry.file)
             self._fetch_missing(partial, entry)
             if self.stop.is_set():
                 return
             if (found := self._finish(partial, entry)) == entry.sha256:
                 return
+            wrong += entry.file not in self.storage.changed
+            if wrong == _TIMES_WRONG:  # damage on the way does not happen again
+                break
         raise self._copier.damaged(entry, found)
 
     def _finish(self, partial: PartialCopy, entry: FileEntry) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -20,13 +21,22 @@ from shardio.cache.leases import Lease
 from shardio.cache.partial_copy import MISSING, THERE, PartialCopy
 from shardio.errors import CacheError, FormatError
 from shardio.format.entries import FileEntry, ShardEntry
-from shardio.format.layout import MANIFEST_NAME, SampleShape
+from shardio.format.layout import MANIFEST_NAME, SampleShape, crc32
 from shardio.format.manifest import Manifest
 from shardio.format.opening import check_sha256, open_checked
 from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import StoredTable
 from shardio.reading.mapped_table import MappedTable
-from shardio.reading.reader import MappedReader, ReadCounts, Reader, Request, Views, WrappingReader
+from shardio.reading.reader import (
+    WAYS_OUT,
+    MappedReader,
+    ReadCounts,
+    Reader,
+    Request,
+    Views,
+    WrappingReader,
+    wrong_row,
+)
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.files import write_all
@@ -37,10 +47,13 @@ from shardio.system.pour import pour
 _LOOK_SECONDS = 1.0
 # A server answers many requests at a time, but each of them late.
 _STORAGE_THREADS = 16
+# In addition to the states of a block: the file has its name, so its sha256 is right.
+_WHOLE = 3
 
 
 class PartialTable(MappedTable):
-    """A table whose files are mapped as they appear in `copy`. Rows that the copy lacks are read from `storage`."""
+    """A table of `shards`, whose files are mapped as they appear in `copy`. Rows that the copy lacks are read from
+    `storage`. Rows of a file without its own name are compared with their crc32: nobody has verified it yet."""
 
     def __init__(
         self,
@@ -49,12 +62,13 @@ class PartialTable(MappedTable):
         order: MappedTable | None,
         storage: Storage,
         copy: Lease,
-        manifest: Manifest,
+        shards: PartialSet,
     ) -> None:
         super().__init__(table, folder, order)
         self._storage = storage
         self._copy = copy
-        self._manifest = manifest
+        self._manifest = shards.manifest
+        self._shards = weakref.proxy(shards)  # which has this table
         self._partial: PartialCopy | None = None
         self._is_away = np.ones(len(table.files), bool)
         """The files that are not finished."""
@@ -97,24 +111,19 @@ class PartialTable(MappedTable):
             return None  # it was finished in between, or is being made: the next look finds it
         return partial
 
-    def _split(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns two arrays of positions in `indices`: samples whose rows are in the copy, and the other samples.
-
-        Of the others, samples that no process is fetching come first. Calls `look` if the last call is a second ago.
-        """
+    def _states(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the state of each sample's block, or _WHOLE. Calls `look` if the last call is a second ago."""
         if not self._is_away.any():
-            return np.arange(len(indices)), np.zeros(0, np.int64)
+            return np.full(len(indices), _WHOLE)
         stored = self.stored(indices)
         files = self.table.locate(stored)[0]
         if self._is_away[files].any() and time.monotonic() - self._looked_at > _LOOK_SECONDS:
             self.look()
-        states = np.where(self._is_away[files], MISSING, THERE)
+        states = np.where(self._is_away[files], MISSING, _WHOLE)
         if (partial := self._partial) is not None:
             blocks = self._first_blocks[files] + (stored - self.table.starts[files]) // self._block_rows[files]
-            states = np.where(self._is_away[files], partial.states[blocks], THERE)
-        order = np.argsort(states, kind="stable")
-        is_there = states[order] == THERE
-        return order[is_there], order[~is_there]
+            states = np.where(states == _WHOLE, _WHOLE, partial.states[blocks])
+        return states
 
     @property
     def file_rows(self) -> tuple[NDArray[np.uint8], ...]:
@@ -125,48 +134,64 @@ class PartialTable(MappedTable):
         return super().file_rows
 
     def lent(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        return None if len(self._split(indices)[1]) else super().lent(indices)
+        return None if (self._states(indices) != _WHOLE).any() else super().lent(indices)
 
     def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "", lines: Places = None) -> None:
         """Copies rows, as `MappedTable.copy`. Reads rows that the copy lacks from the storage, one after the other.
 
-        Raises an OSError that names the sample that could not be read.
+        Raises an OSError that names the sample that could not be read, FormatError if a row is wrong in the storage.
         """
-        here, away = self._split(indices)
-        if not len(away):
+        states = self._states(indices)
+        if (states == _WHOLE).all():
             super().copy(indices, out, name, lines)
             return
         lines = np.arange(len(indices)) if lines is None else lines
-        super().copy(indices[here], out, name, lines[here])
-        for index, line in zip(indices[away].tolist(), lines[away].tolist(), strict=True):
-            self._fetch(index, out[line])
+        is_here = (states == _WHOLE) | (states == THERE)
+        super().copy(indices[is_here], out, name, lines[is_here])
+        # Samples that no process is fetching come first.
+        for number in sorted(np.flatnonzero(~is_here).tolist(), key=states.__getitem__):
+            self._fetch(int(indices[number]), out[lines[number]])
+        doubted, places = indices[states != _WHOLE], lines[states != _WHOLE]
+        expected = self._shards.copy_crc32s(self.table.name, doubted)
+        for sample, line, crc in zip(doubted.tolist(), places.tolist(), expected.tolist(), strict=True):
+            if crc32(out[line]) != crc:
+                self._read_again(sample, out[line], crc)
+
+    def _read_again(self, sample: int, out: NDArray[np.uint8], expected: int) -> None:
+        """Reads a row that has a wrong crc32 from the storage. Raises FormatError if it is wrong there, too."""
+        fetch(self, self._storage, sample, out)
+        if (found := crc32(out)) != expected:
+            raise wrong_row(self._shards, self.table.name, sample, expected, found, self._storage.path_of)
 
     def copy_windows(
         self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows, shape: SampleShape
     ) -> None:
-        here, away = self._split(indices)
-        if not len(away):
+        states = self._states(indices)
+        if (states == _WHOLE).all():
             super().copy_windows(indices, out, windows, shape)
             return
-        _, width, channels = shape
-        places = np.split(out, (windows.num_pixels * channels).cumsum()[:-1])
-        for number in here.tolist():
-            one = slice(number, number + 1)
-            super().copy_windows(indices[one], places[number], windows[one], shape)
-        for number in away.tolist():
-            place = places[number]
+        places = np.split(out, (windows.num_pixels * shape[2]).cumsum()[:-1])
+        for number in np.argsort(states, kind="stable").tolist():
+            one, place = slice(number, number + 1), places[number]
+            if states[number] == _WHOLE:
+                super().copy_windows(indices[one], place, windows[one], shape)
+                continue
             rows, columns = windows.part(number)
-            lines = np.empty((rows.stop - rows.start, width, channels), np.uint8)
-            self._fetch(int(indices[number]), lines.reshape(-1), rows.start * width * channels)
-            np.copyto(place.reshape(len(lines), -1, channels), lines[:, columns])
+            image = np.empty(shape, np.uint8)
+            if self._partial is None and self.locate_one(int(indices[number]))[0].file not in self._storage.damaged:
+                lines = image[rows].reshape(-1)  # no more than is needed, as from a set that is not copied
+                fetch(self, self._storage, int(indices[number]), lines, rows.start * image[0].nbytes)
+            else:
+                self.copy(indices[one], image.reshape(1, -1))
+            np.copyto(place.reshape(rows.stop - rows.start, -1, shape[2]), image[rows, columns])
 
-    def _fetch(self, sample: int, out: NDArray[np.uint8], first: int = 0) -> None:
-        """Fills `out` with bytes of a sample's row, from byte `first` on, as the function `fetch`.
+    def _fetch(self, sample: int, out: NDArray[np.uint8]) -> None:
+        """Fills `out` with a sample's row, as the function `fetch`.
 
         If the sample's file is unfinished, fetches whole blocks, and writes them into the file for all processes.
         """
         if (partial := self._partial) is None:
-            fetch(self, self._storage, sample, out, first)
+            fetch(self, self._storage, sample, out)
             return
         entry, offset = self.locate_one(sample)
         blocks = partial.blocks[entry]
@@ -174,9 +199,7 @@ class PartialTable(MappedTable):
         start, stop = blocks.start(begin), blocks.start(end)
         partial.wait(entry, start, stop)
         if (partial.states_of(entry, start, stop) == THERE).all():
-            row = np.empty((1, self.table.row_nbytes), np.uint8)
-            super().copy(np.array([sample]), row)
-            out[:] = row[0, first : first + len(out)]
+            super().copy(np.array([sample]), out.reshape(1, -1))
             return
 
         def read_into(_: FileEntry, begin: int, buffer: memoryview) -> None:
@@ -191,14 +214,16 @@ class PartialTable(MappedTable):
                     raise
 
         data = np.frombuffer(partial.fetch(entry, start, stop, read_into, add), np.uint8)
-        out[:] = data[offset + first - start :][: len(out)]
+        out[:] = data[offset - start :][: len(out)]
 
 
 def fetch(table: MappedTable, storage: Storage, sample: int, out: NDArray[np.uint8], first: int = 0) -> None:
-    """Fills `out` with bytes of a sample's row in the storage, from byte `first` on. An OSError names the sample."""
+    """Fills `out` with bytes of a sample's row in the storage, from byte `first` on. Errors name the sample."""
     entry, offset = table.locate_one(sample)
     try:
         storage.read_into(entry, offset + first, out.data.cast("B"))
+    except FormatError as error:  # the file has another length
+        raise FormatError(f"{error}; {table.table.what(sample)}: {WAYS_OUT}") from None
     except OSError as error:
         raise OSError(error.errno, f"{table.table.what(sample)}: {error.strerror}", error.filename) from None
 
@@ -219,7 +244,7 @@ class PartialSet(ShardSet):
         if not isinstance(table.files[0], ShardEntry):  # the index, an order or checksums
             return super()._map(table)
         order = None if table.order is None else self._mapped_of(table.order)
-        return PartialTable(table, self.folder, order, self._storage, self._copy, self.manifest)
+        return PartialTable(table, self.folder, order, self._storage, self._copy, self)
 
     def look(self) -> int:
         """Maps the shards that were finished since the last call. Returns how many are still unfinished."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
+from shardio.format.entries import FileEntry
 from shardio.format.layout import crc32
 from shardio.kernels.resample import Planes
 from shardio.kernels.rowcopy import Places, Windows
@@ -32,6 +33,12 @@ _PART_NBYTES = 4 << 20
 _SMALL_ROW_NBYTES, _MOST_RESIDENT = 16 << 10, 0.99
 # So many of the announced samples that a thread copies at a time are looked for in the page cache.
 _MOST_LOOKED_FOR = 8
+
+WAYS_OUT = (
+    "`shardio verify` finds what else is damaged, `shardio repair` mends it, and `indices=` without this sample trains "
+    "on the others"
+)
+"""What to do about a damaged sample."""
 
 _thread = threading.local()
 
@@ -339,14 +346,7 @@ class GuardedReader(WrappingReader):
         self._count(retries=1)
         self._second.copy(name, np.array([index]), again)
         if (found := crc32(again)) != expected:
-            shard, offset = self._shards.locate_one(name, index)
-            (key,) = self.column_of("key", np.array([index])).tolist()
-            what = self._shards.table_of(name).what(index)
-            raise FormatError(
-                f"{self._shards.path_of(shard)}: {what} ({os.fsdecode(key)}) at byte {offset}: crc32: expected "
-                f"{expected:08x}, found {found:08x} in two reads; `shardio verify` finds what else is damaged, and "
-                "says how to repair it"
-            )
+            raise wrong_row(self._shards, name, index, expected, found)
         out[...] = again
 
     def counts(self) -> ReadCounts:
@@ -357,6 +357,25 @@ class GuardedReader(WrappingReader):
     def close(self) -> None:
         self._reader.close()
         self._second.close()
+
+
+def wrong_row(
+    shards: ShardSet,
+    name: str,
+    index: int,
+    expected: int,
+    found: int,
+    path_of: Callable[[FileEntry], object] | None = None,
+) -> FormatError:
+    """Returns the FormatError for a sample's pixels (""), or its value of the array `name`, with a wrong crc32.
+
+    `path_of` returns the path of a file to show; by default the file's path in the set."""
+    shard, offset = shards.locate_one(name, index)
+    (key,) = shards.copy_column("key", np.array([index])).tolist()
+    return FormatError(
+        f"{(path_of or shards.path_of)(shard)}: {shards.table_of(name).what(index)} ({os.fsdecode(key)}) at byte "
+        f"{offset}: crc32: expected {expected:08x}, found {found:08x} in two reads; {WAYS_OUT}"
+    )
 
 
 def _thread_memory(nbytes: int) -> NDArray[np.uint8]:

@@ -292,7 +292,10 @@ class ShardSet(SplitLayout, Sequence[Sample]):
             self.mapped(name).copy(indices, as_rows(out))
 
     def copy_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Returns the stored crc32 of an array's value for each sample, uint32. The array and samples must exist."""
+        """Returns the stored crc32 of an array's value for each sample, or of the pixels (""), uint32. The array and
+        samples must exist."""
+        if not name:
+            return self.copy_column("crc32", indices)
         found = np.empty(len(indices), np.uint32)
         self._mapped_of(self.crc32s[name]).copy(indices, as_rows(found))
         return found

@@ -86,6 +86,9 @@ class RemoteStorage:
         self.name = without_credentials(url)
         self._url = url
         self._closed = False
+        self.damaged: set[str] = set()
+        self.changed: set[str] = set()
+        self._heard: dict[str, tuple[str, str]] = {}  # the ETag and the size in the last answer, by file
         self._is_http = url.lower().startswith(("http://", "https://"))
         _filesystem(url)
 
@@ -131,6 +134,16 @@ class RemoteStorage:
                 raise
         except FileNotFoundError:
             raise missing_file(self.path_of(entry)) from None
+        size = self._heard.get(entry.file, ("", ""))[1]
+        if size.isdecimal() and int(size) != entry.nbytes:
+            raise wrong_size(self.path_of(entry), entry, int(size))
+
+    def _hear(self, name: str, headers: Any) -> None:
+        """Notes what a web server says of a file: with another ETag than before, it has another file there now."""
+        heard = headers.get("ETag", ""), headers.get("Content-Range", "").rpartition("/")[2]
+        if self._heard.setdefault(name, heard)[0] != heard[0]:
+            self.changed.add(name)
+        self._heard[name] = heard
 
     def close(self) -> None:
         """Makes running and later requests fail. Connections stay open, as all sets of the same host share them."""
@@ -187,7 +200,8 @@ class RemoteStorage:
         """Returns at least one and at most `nbytes` bytes of a file, from byte `start` on."""
         data: bytes | bytearray
         if self._is_http:
-            data = self._wait_for(_fetch(_filesystem(self._url), url, nbytes, start), deadline)
+            hear = partial(self._hear, name)
+            data = self._wait_for(_fetch(_filesystem(self._url), url, nbytes, start, hear), deadline)
         else:
             data = self._ask("cat_file", url, start=start, end=start + nbytes, deadline=deadline)
         if len(data) > nbytes:
@@ -255,11 +269,13 @@ class RemoteStorage:
         return f"{type(error).__name__}: {printable(without_credentials_in(text)[:300])}"
 
 
-async def _fetch(filesystem: Any, url: str, most: int, start: int | None = None) -> bytearray:
+async def _fetch(
+    filesystem: Any, url: str, most: int, start: int | None = None, hear: Callable[[Any], None] = lambda headers: None
+) -> bytearray:
     """Returns at most `most` bytes of a file on a web server; one byte more if the server sends more.
 
-    Requests the bytes from byte `start` on, or the whole file if `start` is None. fsspec's own calls would hold and
-    unpack all that a server sends, even if that is far more.
+    Requests the bytes from byte `start` on, or the whole file if `start` is None. Calls `hear` with the headers.
+    fsspec's own calls would hold and unpack all that a server sends, even if that is far more.
     """
     options = dict(filesystem.kwargs)
     headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
@@ -274,6 +290,7 @@ async def _fetch(filesystem: Any, url: str, most: int, start: int | None = None)
             )
         if (coding := answer.headers.get("Content-Encoding", "identity")) not in ("", "identity"):
             raise ValueError(f"expected the file as it is, the server sent it compressed ({coding!r:.40})")
+        hear(answer.headers)
         data = bytearray()
         async for piece in answer.content.iter_any():
             data += piece[: most + 1 - len(data)]

@@ -39,6 +39,10 @@ class FolderStorage:
         self._opened = folder if isinstance(folder, FolderHandle) else None
         self.name = str(folder)
         self._folder = os.path.abspath(self.name)  # wherever the process may go
+        self.damaged: set[str] = set()
+        """The names of the files whose sha256 was found wrong."""
+        self.changed: set[str] = set()
+        """The names of the files that were exchanged since the caller cleared this. Only web servers tell."""
         self._files: OpenFiles[tuple[str | FileAt, FileEntry]] = OpenFiles(lambda file: open_sized(*file), most_open())
 
     def list_folders(self) -> list[str]:
@@ -200,7 +204,8 @@ class FileCopier:
         raise self.damaged(entry, found)
 
     def damaged(self, entry: FileEntry, found: str) -> FormatError:
-        """Returns the FormatError for a file of the storage whose sha256 is `found`."""
+        """Returns the FormatError for a file of the storage whose sha256 is `found`, and notes the file as damaged."""
+        self.storage.damaged.add(entry.file)
         return FormatError(
             f"{self.storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: the source is damaged; "
             f"`shardio verify {self.storage.name}` names the samples, and says how to repair it"

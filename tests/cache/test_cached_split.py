@@ -19,6 +19,7 @@ from disks import failing
 from folders import flip
 from pictures import sample_pixels
 
+from shardio.augment.transforms import CenterCrop
 from shardio.cache import partial_copy
 from shardio.cache import partial_set as partialset
 from shardio.cache import stage as staging
@@ -306,6 +307,29 @@ def test_what_is_damaged_in_the_source_is_found_while_the_copy_is_made(src: Path
         with pytest.raises(FormatError, match="sample 31 "):
             list(loader)
         gate.opened.set()
+
+
+@pytest.mark.parametrize("unfinished_files_are_mapped", [True, False])
+@pytest.mark.parametrize("transform", [None, CenterCrop(4)], ids=["whole", "windows"])
+def test_a_file_that_was_found_damaged_at_its_source_gives_its_right_samples_and_no_wrong_one(
+    src: Path, cache: Path, transform: Any, unfinished_files_are_mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(src / "train-00003.npy")
+    if not unfinished_files_are_mapped:  # as with rows of more than a block
+        monkeypatch.setattr(partial_copy.PartialCopy, "find", lambda folder, manifest: None)
+    with pytest.warns(RuntimeWarning, match=r"train-00003.npy: .*`shardio repair`"):
+        loader = wait_for(loaded(src, cache, transform=transform), "failed")
+    with loader:
+        for _ in range(2):
+            with pytest.raises(FormatError, match=rf"{src}/train-00003.npy: sample 31 .*`shardio repair`.*`indices=`"):
+                list(loader)
+    others = [i for i in range(NUM_SAMPLES) if i != 31]
+    with pytest.warns(RuntimeWarning, match="repair"):
+        loader = wait_for(loaded(src, cache, indices=others), "failed")
+    with loader:
+        read_epoch(loader)
+        read_epoch(loader)
+    assert not list(cache.rglob("train-00003.npy"))
 
 
 def test_what_cannot_be_opened_leaves_no_lease(src: Path, cache: Path, tmp_path: Path) -> None:

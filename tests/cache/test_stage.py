@@ -327,15 +327,19 @@ def test_a_damaged_source_is_named_and_its_sound_files_are_kept(out: Path, cache
     assert inodes(report.path).items() >= kept.items()
 
 
-def test_what_was_damaged_on_the_way_is_read_once_more(out: Path, cache: Path) -> None:
+@pytest.mark.parametrize(("times", "is_exchanged"), [(1, False), (4, True)], ids=["on the way", "exchanged meanwhile"])
+def test_what_was_damaged_on_the_way_or_exchanged_meanwhile_is_read_again(
+    out: Path, cache: Path, times: int, is_exchanged: bool
+) -> None:
     class Flaky(FolderStorage):
-        failed = False
+        failed = 0
 
         def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
             super().read_into(entry, offset, buffer)
-            if entry.file == "train-00002.npy" and not self.failed:
-                self.failed = True
+            if entry.file == "train-00002.npy" and self.failed < times:
+                self.failed += 1
                 buffer[0] ^= 1
+                self.changed |= {entry.file} if is_exchanged else set()
 
     counts = []
     with filler_of(out, cache, Flaky(out), on_progress=lambda nbytes, total: counts.append(nbytes)) as filler:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from command import run_forked
 from plain_sets import first_shard, read_range
-from servers import Fault, ObjectStore, SlowServer, cut, short, slow, status, whole
+from servers import Fault, ObjectStore, SlowServer, cut, saying, short, slow, status, whole
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.layout import MAX_MANIFEST_NBYTES
@@ -218,6 +218,17 @@ def test_a_file_of_another_size_is_refused(url: str, out: Path, store: ObjectSto
     for start in (entry.nbytes - 20, entry.nbytes - 5):
         with pytest.raises(FormatError, match=f"expected {entry.nbytes} bytes, .* found {entry.nbytes - 10}"):
             place.read_into(entry, start, memoryview(bytearray(5 + entry.nbytes - 5 - start)))
+
+
+def test_a_web_server_that_has_another_file_or_another_length_is_heard(store: ObjectStore, out: Path) -> None:
+    store.put_set(out, "small")
+    entry, place = first_shard(out), open_storage(f"{store.endpoint}/sets/small")
+    for tag, nbytes, changed in (("a", entry.nbytes, set()), ("b", entry.nbytes, {entry.file}), ("b", 99999, None)):
+        store.always = saying(Etag=tag, Content_Range=f"bytes 0-8/{nbytes}")
+        place.changed.clear()
+        with pytest.raises(FormatError, match="found 99999 bytes") if changed is None else contextlib.nullcontext():
+            place.read_into(entry, 0, memoryview(bytearray(9)))
+        assert place.changed == (changed or set())
 
 
 def test_the_manifest_has_the_size_cap_and_the_checks_of_a_folder(

@@ -63,6 +63,18 @@ def cut(nbytes: int) -> Fault:
     return fault
 
 
+def saying(**headers: str) -> Fault:
+    """The same body with other headers."""
+
+    def fault(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        line, before, body = _answer(app, environ)
+        others = {name: value for name, value in before.items() if name.title().replace("-", "_") not in headers}
+        start_response(line, list((others | {k.replace("_", "-"): v for k, v in headers.items()}).items()))
+        return [body]
+
+    return fault
+
+
 def slow(seconds: float) -> Fault:
     def fault(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         time.sleep(seconds)
