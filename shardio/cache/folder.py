@@ -225,6 +225,7 @@ class Cache:
             if not marker.stat().st_size:
                 with contextlib.suppress(OSError), open_in_cache(marker, os.O_WRONLY, sole_name=True) as file:
                     write_all(file.fileno(), _MARKER)
+                    os.fsync(file.fileno())
             return
         kind = filesystem_kind(next(path for path in (self.folder, *self.folder.parents) if path.exists()))
         if is_shared(kind):
@@ -240,6 +241,7 @@ class Cache:
         # If another process has made it, its existence counts.
         with contextlib.suppress(FileExistsError), open_in_cache(marker, flags) as file:
             write_all(file.fileno(), _MARKER)
+            os.fsync(file.fileno())  # whoever makes the folder of a copy syncs its name
 
     def _check(self) -> None:
         names = os.listdir(self.folder)

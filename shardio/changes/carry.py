@@ -235,7 +235,7 @@ class _Maker:
             class_names=draft.class_names,
         )
         remove_temporaries(self._folder)  # of clones that could neither be made nor discarded
-        commit_manifest(self._folder, manifest)  # and syncs the names of all files, of links too
+        commit_manifest(self._folder, manifest)
         return manifest
 
     # --- files that stay ----------------------------------------------------------------------------------------------

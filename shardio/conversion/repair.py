@@ -36,7 +36,7 @@ from shardio.format.manifest_file import load_manifest
 from shardio.sets.names import hinting_at_order, local_folder
 from shardio.sets.rows import crc32s_of, index_content
 from shardio.sets.verify import verify
-from shardio.system.files import sweep_temporaries, write_atomic
+from shardio.system.files import fsync_folder, sweep_temporaries, write_atomic
 from shardio.system.opening import read_untrusted
 
 # Samples of a shard that came out different and are named one by one.
@@ -83,6 +83,8 @@ def repair(
         manifest = load_manifest(folder)
     plan = _plan_again(folder, manifest, src, options)
     sweep_temporaries(folder)
+    with contextlib.suppress(PermissionError):
+        fsync_folder(folder)  # a repair may have been killed before
     problems = verify(folder, workers=count_workers(options.workers), on_progress=on_verify).problems
     damaged = {problem.file for problem in problems}
     lost = _files_without_source(manifest, plan)

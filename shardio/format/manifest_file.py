@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -12,8 +13,8 @@ from pathlib import Path
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, did_you_mean, first_of, show
 from shardio.format.layout import MANIFEST_NAME, MAX_MANIFEST_NBYTES, WORK_FOLDER
 from shardio.format.manifest import Manifest, parse_manifest
-from shardio.system.files import write_atomic
-from shardio.system.opening import FileAt, FolderHandle, naming, open_regular
+from shardio.system.files import fsync_file, write_atomic
+from shardio.system.opening import FileAt, FolderHandle, at, naming, open_regular
 
 # Bytes of a shard in manifest.json in addition to its name.
 _SHARD_TEXT_NBYTES = 176
@@ -110,9 +111,10 @@ def _what_is_there(folder: Path) -> str:
 
 
 def commit_manifest(folder: Path | FolderHandle, manifest: Manifest) -> None:
-    """Publishes the set by writing its manifest. Every file that the manifest names must be durable already.
+    """Publishes the set: makes its files durable, whoever has written them, and then writes its manifest.
 
-    Publishes nothing, and raises FormatError, if the manifest is invalid; ConvertError, if it is too large for readers.
+    Publishes nothing, and raises FormatError, if the manifest is invalid; ConvertError, if it is too large for readers;
+    OSError, if a file cannot be synced. That file is removed, as another sync would succeed without writing it.
     """
     path, data = folder / MANIFEST_NAME, manifest.dumps()
     _check_room(len(data), len(manifest.classes), sum(len(split.shards) for split in manifest.splits.values()))
@@ -120,6 +122,15 @@ def commit_manifest(folder: Path | FolderHandle, manifest: Manifest) -> None:
         parse_manifest(data)
     except FormatError as error:
         raise FormatError(f"{path}: {error}; nothing is published") from None
+    for entry in manifest.files:
+        try:
+            with contextlib.suppress(FormatError):  # there is no such file
+                fsync_file(folder / entry.file)
+        except OSError:
+            name, opened = at(folder / entry.file)
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=opened)
+            raise
     write_atomic(path, data)
 
 

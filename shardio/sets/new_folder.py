@@ -84,7 +84,7 @@ def rename_new(folder: FolderHandle, target: Path) -> None:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR) and os.path.lexists(target):
             raise taken(target) from None
         raise
-    for parent in {target.parent, folder.path.parent}:
+    for parent in dict.fromkeys((target.parent, folder.path.parent)):  # the new name first
         with contextlib.suppress(PermissionError):  # a folder that may be written to but not read
             fsync_folder(parent)
 

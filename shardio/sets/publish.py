@@ -20,7 +20,7 @@ from shardio.sets.names import check_local, hinting_at_order, local_folder
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, temporary_folder
 from shardio.sets.storage import FileCopier, FolderStorage
 from shardio.sets.verify import verify
-from shardio.system.files import fsync_folder, sweep_temporaries
+from shardio.system.files import fsync_file, fsync_folder, sweep_temporaries
 from shardio.system.opening import FolderHandle
 
 ReadableBy = Literal["all", "group", "owner"]
@@ -131,7 +131,7 @@ def _can_be_renamed(source: Path, root: Path) -> bool:
 
 
 def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]) -> None:
-    """Gives the set's folder and files the permissions of `like`: a new folder, and the descriptor of a new file.
+    """Makes the set durable, with the permissions of `like`: a new folder, and the descriptor of a new file.
 
     Raises FormatError if the set is incomplete, ConvertError if it has other files or permissions cannot be changed.
     """
@@ -160,6 +160,12 @@ def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]
             os.chmod(path, stat.S_IMODE(new.st_mode))
         except PermissionError:
             raise ConvertError(f"{problem}, but only its owner may change them: {way_out}") from None
+    for name in names:
+        try:
+            fsync_file(source / name)
+        except OSError as error:
+            raise ConvertError(f"{error}: it may be in memory alone: publish a copy (without --move)") from None
+    fsync_folder(source)
 
 
 # --- the result -----------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from shardio.system.opening import (
     naming,
     open_file,
     open_folder,
+    open_regular,
     open_untrusted,
 )
 
@@ -59,6 +60,12 @@ def fsync_folder(folder: Path | FolderHandle) -> None:
         return
     with naming(folder), contextlib.closing(open_folder(folder)) as opened:
         _can(_NO_SYNC, os.fsync, opened.fileno())
+
+
+def fsync_file(path: Path | FileAt) -> None:
+    """Makes the content of a file durable, whoever has written it. Raises OSError, which names the file."""
+    with naming(path), open_regular(path)[0] as file:
+        os.fsync(file.fileno())
 
 
 @functools.cache
