@@ -96,15 +96,6 @@ class CudaTransfer:
     """Device memory for a batch, and the copy into it on `copy_stream`: a `shardio.loading.prefetch.Transfer`. The
     memory belongs to the CUDA stream that is current when the transfer is made."""
 
-    _begin: torch.cuda.Event
-    _end: torch.cuda.Event
-    _wanted: torch.cuda.Event
-    _memory: list[torch.Tensor]
-    _views: list[tuple[int, tuple[int, ...], torch.dtype]]
-    """Where each view begins in the pixels, in bytes, its shape and its dtype."""
-    _names: tuple[str, ...]
-    _size: int
-
     def __init__(self, slot: PinnedSlot, device: torch.device, copy_stream: torch.cuda.Stream) -> None:
         self.seconds = self.stall_seconds = 0.0
         self._done = self._is_awaited = False
@@ -130,6 +121,7 @@ class CudaTransfer:
         if not is_alike:  # the transform was changed
             self._reserve(pinned)
         self._memory = [memory[: len(tensor)] for memory, tensor in zip(self._memory, pinned, strict=True)]
+        # Where each view begins in the pixels, in bytes, its shape and its dtype.
         self._views = [
             (view.ctypes.data - slot.memory.ctypes.data, (size, *view.shape[1:]), torch_dtype(view.dtype.str))
             for view in slot.views

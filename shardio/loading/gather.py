@@ -166,7 +166,11 @@ class GatherThreads:
         for start, stop in pairwise(bounds):
             self._jobs.put(partial(pending.run, slice(start, stop)))
         if self._closed.is_set():  # perhaps since a moment ago, and no thread serves the queue any more
-            _refuse_queued(self._jobs)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    if isinstance(job := self._jobs.get_nowait(), partial):
+                        job(refused=True)
+            self._jobs.put(None)  # one may have been taken from a thread that has not seen it yet
         return pending
 
     def announce(self, reader: Reader, request: Request, given_up: list[None]) -> None:
@@ -192,15 +196,6 @@ def _announce(reader: Reader, request: Request, given_up: list[None], *, refused
     if not given_up and not refused:
         with contextlib.suppress(Exception):  # the error will come again when the batch is read
             reader.will_read(request)
-
-
-def _refuse_queued(jobs: _Jobs) -> None:
-    try:
-        while True:
-            if isinstance(job := jobs.get_nowait(), partial):
-                job(refused=True)
-    except queue.Empty:
-        jobs.put(None)  # one may have been taken from a thread that has not seen it yet
 
 
 def _serve(jobs: _Jobs, closed: Flag, ended: bytearray, owner: weakref.ref[GatherThreads]) -> None:

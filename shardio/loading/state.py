@@ -199,11 +199,7 @@ class Position:
             found["batch"] = min(found["batch"], self.sampler.length)
         place = Place(**found)
         self._check_end(place)
-        if found["consumed"] % self.sampler.repeats:
-            raise ValueError(
-                f"`consumed` of the state must be a multiple of repeats={self.sampler.repeats}; found consumed="
-                f"{found['consumed']}"
-            )
+        replace(self.sampler, start=place.consumed)  # raises unless it is a multiple of repeats
         if isinstance(self.sampler.order, MixedOrder):
             order = self.sampler.order.resumed(state, place.consumed // self.sampler.repeats)
             self.sampler = replace(self.sampler, order=order)

@@ -120,8 +120,8 @@ class TransformStep:
                 for view, place in zip(views, slot.views, strict=True):
                     place[...] = view
             for name, mask in (moved or {}).items():
-                for key, one in _named(name, mask):
-                    slot.put(key, one.numpy())
+                for number, one in enumerate(mask) if isinstance(mask, tuple) else [(None, mask)]:
+                    slot.put(name if number is None else f"{name}/{number}", one.numpy())
         return dtypes
 
     def __call__(
@@ -138,7 +138,8 @@ class TransformStep:
         transform of shardio.augment also changes masks. `indices` are the samples, and `draws` are their random
         numbers. With `program`, `tensors` are what gather threads made of it, and `on_host`, which returned `dtypes`.
         """
-        images, more = tensors.images, dict(tensors.more)
+        images = tensors.images
+        more: dict[str, Any] = dict(tensors.more)
         if self._parts.label_row in (None, LABEL_ROW):  # without labels, a column may have the name of the array
             labels = None if self._parts.label_row is None else tensors.labels
         else:
@@ -155,7 +156,10 @@ class TransformStep:
                 if dtypes:
                     views = tuple(view.view(dtype) for view, dtype in zip(views, dtypes, strict=True))
                 finished, targets, _ = program.split()[1].finish(views, labels)
-                return finished, targets, _joined(more, self._parts.masks)
+                for name in self._parts.masks:
+                    if several := [key for key in more if key.startswith(f"{name}/")]:  # of several views
+                        more[name] = tuple(more.pop(key) for key in several)
+                return finished, targets, more
             assert isinstance(images, torch.Tensor)
             if self._ours is None:
                 # An empty batch has the shapes of another sample.
@@ -171,19 +175,6 @@ class TransformStep:
     def _masks(self, more: dict[str, Any]) -> dict[str, torch.Tensor] | None:
         """Returns the masks among a batch's arrays; None if the batch has no masks."""
         return {name: more[name] for name in self._parts.masks} or None
-
-
-def _named(name: str, mask: Images) -> list[tuple[str, torch.Tensor]]:
-    """Returns the tensors of a mask with their names in a slot: for several views, of each view."""
-    return [(f"{name}/{i}", view) for i, view in enumerate(mask)] if isinstance(mask, tuple) else [(name, mask)]
-
-
-def _joined(more: dict[str, Any], masks: Sequence[str]) -> dict[str, Any]:
-    """Returns a batch's arrays by name, with the masks of several views as tuples."""
-    for name in masks:
-        if several := [key for key in more if key.startswith(f"{name}/")]:
-            more[name] = tuple(more.pop(key) for key in several)
-    return more
 
 
 def _check_function(function: Function, masks: tuple[str, ...]) -> None:

@@ -239,7 +239,9 @@ class FileReader(Reader):
         """Reads whole sectors into this thread's buffer, piece by piece, and copies the wanted bytes into `rows`. The
         rows have one length. `offsets` are their offsets in the file, ascending."""
         buffer, nbytes = self._detour_buffer(), len(rows[0])
-        for piece, stop, length in _pieces(offsets[0], offsets[-1] + nbytes, self._alignment, len(buffer)):
+        for piece in range(_sector_of(offsets[0], self._alignment), offsets[-1] + nbytes, len(buffer)):
+            stop = min(piece + len(buffer), offsets[-1] + nbytes)
+            length = _sector_of(stop - piece + self._alignment - 1, self._alignment)
             self._fill(table, entry, [buffer[:length]], piece, stop - piece, max(offsets[0], piece))
             for row, offset in zip(rows, offsets, strict=True):
                 low, high = max(offset, piece), min(offset + nbytes, stop)
@@ -350,14 +352,6 @@ def _requests(shards: NDArray[np.int64], offsets: NDArray[np.int64], nbytes: int
 def _sector_of(offset: int, alignment: int) -> int:
     """Returns the offset of the sector that holds the byte `offset`. Sectors have `alignment` bytes."""
     return offset // alignment * alignment
-
-
-def _pieces(start: int, stop: int, alignment: int, room: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (offset, end, length) of the O_DIRECT reads that cover a file's bytes from `start` to `stop`. Each reads
-    `length` bytes from `offset` on: whole sectors, at most `room`. Bytes from file offset `end` on are not wanted."""
-    for offset in range(_sector_of(start, alignment), stop, room):
-        end = min(offset + room, stop)
-        yield offset, end, _sector_of(end - offset + alignment - 1, alignment)
 
 
 def _behind(buffers: Sequence[NDArray[np.uint8]], done: int) -> list[memoryview]:

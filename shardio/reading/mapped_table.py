@@ -82,20 +82,13 @@ class MappedTable(RowMapping):
                 return copy_rows(self.rows, numbers[done:], out[done:])
             return copy_rows(self.rows, numbers[done:], out, lines=lines[done:])
 
-        if (done := copy(0)) < len(indices):
-            self._insist(copy, indices, name, done)
+        self._insist(copy, indices, name)
 
     def copy_cells(self, indices: NDArray[np.int64], start: int, cells: NDArray[np.uint8], name: str) -> None:
         """Copies a part of each sample's row, from byte `start` on, into `cells`, uint8 (n, nbytes). See `copy`."""
-        numbers = self.numbers(indices)
-        places = numbers * self.table.row_nbytes + start
+        places = self.numbers(indices) * self.table.row_nbytes + start
         memory = self.rows.reshape(-1)
-
-        def copy(done: int) -> int:
-            return copy_spans(memory, places[done:], cells[done:])
-
-        if (done := copy(0)) < len(indices):
-            self._insist(copy, indices, name, done)
+        self._insist(lambda done: copy_spans(memory, places[done:], cells[done:]), indices, name)
 
     def copy_windows(
         self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows, shape: SampleShape
@@ -109,8 +102,7 @@ class MappedTable(RowMapping):
         def copy(done: int) -> int:
             return copy_windows(images, numbers[done:], windows[done:], out[ends[done - 1] if done else 0 :])
 
-        if (done := copy(0)) < len(indices):
-            self._insist(copy, indices, done=done)
+        self._insist(copy, indices)
 
     def will_need(
         self,
@@ -126,10 +118,10 @@ class MappedTable(RowMapping):
         files, offsets = self.table.locate(self.stored(np.array([sample])))
         return self.table.files[int(files[0])], int(offsets[0])
 
-    def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], name: str = "", done: int = 0) -> None:
-        """Retries for a second to copy the samples after the first `done`. Then raises the last error. `copy(done)`
-        copies the samples after the first `done`, and returns how many it copied before the storage failed."""
-        attempts = Attempts()
+    def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], name: str = "") -> None:
+        """Copies the samples, and retries for a second. Then raises the last error. `copy(done)` copies the samples
+        after the first `done`, and returns how many it copied before the storage failed."""
+        attempts, done = Attempts(), copy(0)
         while done < len(indices):
             failure = self._failure(int(indices[done]), name, attempts.failed + 1)
             if not attempts.again():

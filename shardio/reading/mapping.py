@@ -53,10 +53,8 @@ def _reserve(nbytes: int) -> mmap.mmap:
     OSError if the system refuses. C reserves and frees it, so an exception from a signal handler cannot leak it."""
     try:
         return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=_PROT_NONE)
-    except OverflowError:
-        raise _refused(nbytes, errno.ENOMEM) from None
-    except OSError as error:
-        raise _refused(nbytes, error.errno or 0) from None
+    except (OSError, OverflowError) as error:
+        raise _refused(nbytes, getattr(error, "errno", errno.ENOMEM)) from None
 
 
 def _refused(nbytes: int, code: int) -> OSError:

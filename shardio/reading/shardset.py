@@ -269,14 +269,11 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         indices = self.check_indices(indices)
         if windows is None:
             _check_out(out, np.dtype(np.uint8), (len(indices), *self.sample_shape))
-        else:
-            _check_windows(out, self.sample_shape, len(indices), windows)
-        if not len(indices):
-            return
-        if windows is None:
             self.mapped().copy(indices, as_rows(out))
         else:
-            self.mapped().copy_windows(indices, out.reshape(-1), windows, self.sample_shape)
+            _check_windows(out, self.sample_shape, len(indices), windows)
+            if len(indices):
+                self.mapped().copy_windows(indices, out.reshape(-1), windows, self.sample_shape)
 
     @eager
     def gather_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
@@ -288,8 +285,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         row = self.array(name).row
         indices = self.check_indices(indices)
         _check_out(out, np.dtype(row.dtype), (len(indices), *row.shape))
-        if len(indices):
-            self.mapped(name).copy(indices, as_rows(out))
+        self.mapped(name).copy(indices, as_rows(out))
 
     def copy_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Returns the stored crc32 of an array's value for each sample, or of the pixels (""), uint32. The array and
