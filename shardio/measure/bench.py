@@ -94,10 +94,12 @@ class BenchResult:
         return speed.images_per_second * math.prod(self.sample_shape) / 1e9
 
     def to_dict(self) -> dict[str, Any]:
-        ratios = {kind: {"ratio": _rounded(self.loader.ratio_to(speed))} for kind, speed in self.limits.items()}
         return {
             **vars(self),
-            "limits": {kind: self._figures(speed) | ratios[kind] for kind, speed in self.limits.items()},
+            "limits": {
+                kind: {**self._figures(speed), "ratio": _rounded(self.loader.ratio_to(speed))}
+                for kind, speed in self.limits.items()
+            },
             "loader": self._figures(self.loader),
             "first_batch_seconds": _rounded(statistics.median(self.first_batch_seconds)),
         }
@@ -147,13 +149,22 @@ def bench(
         device = loader.device
         chosen = {"batch_size": size, "prefetch": loader.prefetch}
     why_not = limits.why_no_direct_reads(shards)
-    ways = _limits(shards, size, device, direct=why_not is None)
+    nbytes = limits.nbytes_of(shards)
+    # Each function takes a seed, and returns the steps of a limit.
+    ways: dict[LimitKind, Callable[[int], Steps]] = {
+        "memcpy": lambda seed: limits.memcpy(nbytes),
+        "take": lambda seed: limits.take(shards, size, seed),
+    }
+    if why_not is None:
+        ways["direct"] = lambda seed: limits.direct_reads(shards, seed)
+    if device.type != "cpu":
+        ways["pinned_copy"] = lambda seed: limits.pinned_copies(device, size, nbytes)
     result = BenchResult(
         path=os.fspath(path),
         split=split,
         digest=shards.digest,
         num_samples=len(shards),
-        sample_shape=shards.sample_shape if shards.has_pixels else (limits.nbytes_of(shards),),
+        sample_shape=shards.sample_shape if shards.has_pixels else (nbytes,),
         resident_share=resident_share_of(shards, shards.main_tables),
         machine=_machine(shards, device),
         rounds=rounds,
@@ -175,22 +186,6 @@ def bench(
         if on_turn is not None:
             on_turn(done, rounds * len(turns))
     return result
-
-
-def _limits(
-    shards: ShardSet, batch_size: int, device: torch.device, direct: bool
-) -> dict[LimitKind, Callable[[int], Steps]]:
-    """Returns a function for each limit. The function takes a seed, and returns the steps of the limit."""
-    nbytes = limits.nbytes_of(shards)
-    ways: dict[LimitKind, Callable[[int], Steps]] = {
-        "memcpy": lambda seed: limits.memcpy(nbytes),
-        "take": lambda seed: limits.take(shards, batch_size, seed),
-    }
-    if direct:
-        ways["direct"] = lambda seed: limits.direct_reads(shards, seed)
-    if device.type != "cpu":
-        ways["pinned_copy"] = lambda seed: limits.pinned_copies(device, batch_size, nbytes)
-    return ways
 
 
 def _loader_turn(open_loader: Callable[[], ShardLoader], result: BenchResult, number: int) -> None:

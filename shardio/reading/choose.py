@@ -160,8 +160,6 @@ class SplitSource:
     """Opens a split, and makes the readers of its samples. To be used by one thread. Call `open` first. Only
     `num_samples`, `digest`, `stop` and `close` may be used before. This class reads the split in its folder."""
 
-    _shards: ShardSet
-    _io_reason: str
     staging: dict[str, Any] | None = None
     """What `ShardLoader.stats` says about the copy in a cache."""
 

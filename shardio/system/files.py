@@ -195,7 +195,11 @@ def write_output(path: Path, data: bytes) -> None:
     except FileNotFoundError:
         status = None
     if status is not None and not stat.S_ISCHR(status.st_mode):
-        _check_apart(path, status)
+        with contextlib.suppress(OSError):  # a closed stdout or stderr
+            if any(os.path.samestat(status, os.fstat(descriptor)) for descriptor in (1, 2)):
+                raise ValueError(
+                    f"{path}: expected another file than the command's own stdout or stderr: name a file or a FIFO"
+                )
     if status is not None and not stat.S_ISREG(status.st_mode):
         with open_file(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC) as opened, naming(path):
             write_all(opened.fileno(), data)
@@ -204,15 +208,6 @@ def write_output(path: Path, data: bytes) -> None:
     with contextlib.suppress(OSError):  # no folder, or one that may not be read
         sweep_temporaries(target.parent, lambda name: target_of(name) != target.name)
     write_atomic(target, data)
-
-
-def _check_apart(path: Path, status: os.stat_result) -> None:
-    """Raises ValueError if `status`, the stat of `path`, is of this process's stdout or stderr."""
-    with contextlib.suppress(OSError):  # a closed one
-        if any(os.path.samestat(status, os.fstat(descriptor)) for descriptor in (1, 2)):
-            raise ValueError(
-                f"{path}: expected another file than the command's own stdout or stderr: name a file or a FIFO"
-            )
 
 
 def target_of(name: str) -> str:
@@ -225,11 +220,6 @@ def is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
 
 
-def _machine_of(name: str) -> str:
-    """Returns the hashed name of the machine that writes the temporary file `name`; "" if `name` has none."""
-    return name.split(".")[-2].rpartition("-")[0]
-
-
 def is_abandoned(name: str, written: float, *, locked: bool) -> bool:
     """Returns whether no process writes the temporary file `name` any more. The caller knows that none here locks it.
 
@@ -239,7 +229,8 @@ def is_abandoned(name: str, written: float, *, locked: bool) -> bool:
     """
     if time.time() - written >= _ABANDONED_SECONDS:
         return True
-    return _machine_of(name) in ("", _machine()) and (locked or written < _boot_time())
+    machine = name.split(".")[-2].rpartition("-")[0]  # "" if the name has none
+    return machine in ("", _machine()) and (locked or written < _boot_time())
 
 
 def _boot_time() -> float:

@@ -248,7 +248,8 @@ class ThreadPool:
 
     def map(self, function: Callable[[T], R], arguments: Iterable[T]) -> Iterator[R]:
         """Yields `function`'s result for each argument, in order. Submits all calls before the first result."""
-        return _results(deque([self.submit(function, argument) for argument in arguments]))
+        calls = deque([self.submit(function, argument) for argument in arguments])
+        return (calls.popleft().result() for _ in range(len(calls)))
 
     def close(self, *, cancel: bool = False) -> None:
         """Waits for all calls (with `cancel`, only for running calls) and for the end of the threads.
@@ -276,11 +277,6 @@ class ThreadPool:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(cancel=kind is not None)
-
-
-def _results(calls: deque[Call[R]]) -> Iterator[R]:
-    while calls:
-        yield calls.popleft().result()
 
 
 def _serve(calls: _Calls, cancelled: Flag, owner: weakref.ref[ThreadPool]) -> None:
