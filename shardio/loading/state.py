@@ -76,22 +76,18 @@ class Position:
         place, length = self.next, self.sampler.length
         return replace(self.sampler, start=place.consumed, length=None if length is None else length - place.batch)
 
-    def _consumed_before(self, epoch: int) -> int:
-        """Returns how many samples of an endless order come before `epoch`; 0 in any other order."""
-        since, length = self._since, self.sampler.length
-        if length is None:
-            return 0
+    def _beginning(self, epoch: int, since: Place) -> Place:
+        """Returns the place where `epoch` begins. In an endless order, it is computed from the place `since`."""
+        if (length := self.sampler.length) is None:
+            return Place(epoch, 0)
         batches = epoch * length - since.epoch * length - since.batch
         if batches < 0:
             since, batches = Place(0, 0), epoch * length
-        return since.consumed + batches * self.sampler.global_batch_size
+        return Place(epoch, since.consumed + batches * self.sampler.global_batch_size)
 
     def after(self, place: Place) -> Place:
         """Returns the place where the epoch after `place.epoch` begins."""
-        if self.sampler.length is None:
-            return Place(place.epoch + 1, 0)
-        left = self.sampler.length - place.batch
-        return Place(place.epoch + 1, place.consumed + left * self.sampler.global_batch_size)
+        return self._beginning(place.epoch + 1, place)
 
     def begin(self) -> object:
         """Returns the token of an iterator that begins. What comes next changes when the iterator delivers a batch."""
@@ -144,7 +140,7 @@ class Position:
         # If it is the epoch that is next anyway, `load_state` may have said where in it to go on.
         place = self.next
         if epoch != place.epoch:
-            place = Place(epoch, self._consumed_before(epoch))
+            place = self._beginning(epoch, self._since)
         self._check_end(place)
         order, draws = self.sampler.order, place.consumed // self.sampler.repeats
         if isinstance(order, MixedOrder) and draws < (first := order.start):
@@ -208,14 +204,11 @@ class Position:
         self.go_to(place, place)
 
     def _check_identity(self, state: Mapping[str, Any]) -> None:
-        identity = self._identity()
-        fields: tuple[str, ...] = ("epoch", "consumed") if self.sampler.length is None else Place._fields
-        if isinstance(self._shards, MixedSet):
-            fields = (*fields, "since", "sets")
-        lacking = [name for name in (*identity, *fields) if name not in state]
+        identity, mine = self._identity(), self.state()
+        lacking = [name for name in mine if name not in state]
         if lacking and not {"order_version", "epoch", "consumed"} <= state.keys():
             raise ValueError(f"this is not the state of a ShardLoader: it lacks {', '.join(lacking)}")
-        for name in dict.fromkeys([*identity, *(state.keys() - set(fields))]):
+        for name in dict.fromkeys([*identity, *(state.keys() - mine.keys())]):
             here, there = identity.get(name), state.get(name)
             # Types come first: comparing arrays, say, does not return a bool.
             if name in identity and type(there) is type(here) and there == here:
