@@ -117,12 +117,9 @@ def make_reader(
     ValueError if `io` is unknown, or if `io` is "direct" and O_DIRECT does not work on the set's filesystem."""
     check_choice("io", io, Io)
     if io == "auto":
-        facts = look_at(shards, num_samples, tables, reserved_nbytes)
-        choice = choose(facts)
-        alignment = facts.direct_alignment if choice.engine == "direct" else None
+        choice = choose(look_at(shards, num_samples, tables, reserved_nbytes))
     else:
         choice = ReaderChoice(io, False, f"asked for by io={io!r}")
-        alignment = alignment_of(shards) if io == "direct" else None
     if choice.engine == "mmap":
         try:
             return MappedReader(shards, tables), choice.reason
@@ -131,7 +128,7 @@ def make_reader(
                 raise
             choice = ReaderChoice("pread", False, str(error))
     shards.unmap()  # which the page cache was looked at through
-    kind = filesystem_kind(shards.path)
+    kind, alignment = filesystem_kind(shards.path), alignment_of(shards) if choice.engine == "direct" else None
     if choice.engine == "direct" and alignment is None:
         where = f"{shards.path}: O_DIRECT does not work on {kind or 'this filesystem'}"
         raise ValueError(f'{where}: use io="auto", "mmap" or "pread"')

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from shardio.format.entries import ArrayShard, FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES
@@ -108,14 +108,15 @@ class FileReader(Reader):
         """See `Reader.column_of`. Reads only the index rows of these samples, not the whole index."""
         fields = self._row_dtype.fields
         assert fields is not None
-        cell_dtype, start = fields[name][:2]
-        column = np.empty(len(indices), cell_dtype)
-        self._read_cells(self._layout.index_table, indices, start, as_rows(column))
-        return column
+        dtype, start = fields[name][:2]
+        return self._read_cells(self._layout.index_table, indices, dtype, start)
 
-    def _read_cells(self, table: StoredTable, rows: NDArray[np.int64], start: int, cells: NDArray[np.uint8]) -> None:
-        """Reads a part of each row into `cells`, uint8 (n, nbytes): the `nbytes` bytes of the row from byte `start` on.
-        The table must have exactly one file."""
+    def _read_cells(
+        self, table: StoredTable, rows: NDArray[np.int64], dtype: DTypeLike, start: int = 0
+    ) -> NDArray[Any]:
+        """Returns a value of each row, from byte `start` of the row on. The table must have exactly one file."""
+        values = np.empty(len(rows), dtype)
+        cells = as_rows(values)
         (entry,), nbytes = table.files, cells.shape[1]
         offsets = HEADER_NBYTES + rows * table.row_nbytes + start
         file = self._files.get(entry.file)
@@ -124,13 +125,13 @@ class FileReader(Reader):
         del file
         for cell, offset in zip(cells[done:], offsets[done:].tolist(), strict=True):
             self._fill(table, entry, [cell], offset, nbytes)
+        return values
 
     def _stored(self, table: StoredTable, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the number of each sample's row in the table, int64. Raises FormatError if a row does not exist."""
         if table.order is None:
             return indices
-        rows = np.empty(len(indices), np.int64)
-        self._read_cells(table.order, indices, 0, as_rows(rows))
+        rows = self._read_cells(table.order, indices, np.int64)
         check_stored(rows, indices, table, self._layout.folder)
         return rows
 
@@ -141,9 +142,7 @@ class FileReader(Reader):
         stored = self._stored(table, indices)
         lines = np.arange(len(indices)) if lines is None else lines
         if name and self._layout.array(name).row.is_small and len(table.files) == 1:
-            cells = np.empty((len(indices), table.row_nbytes), np.uint8)
-            self._read_cells(table, stored, 0, cells)
-            rows[lines] = cells
+            rows[lines] = self._read_cells(table, stored, (np.uint8, (table.row_nbytes,)))
             return
         distinct, chosen = np.unique(stored, return_index=True)
         self._read_distinct(table, distinct, lines[chosen], rows)
@@ -153,10 +152,8 @@ class FileReader(Reader):
             rows[lines[again]] = rows[lines[first[again]]]
 
     def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
-        found = np.empty(len(indices), np.uint32)
         table = self._layout.crc32s[name]
-        self._read_cells(table, self._stored(table, indices), 0, as_rows(found))
-        return found
+        return self._read_cells(table, self._stored(table, indices), np.uint32)
 
     def _read_distinct(
         self, table: StoredTable, stored: NDArray[np.int64], chosen: NDArray[np.int64], rows: NDArray[np.uint8]
@@ -300,7 +297,11 @@ class FileReader(Reader):
                 if not count:
                     raise OSError(errno.EIO, f"only {done} of {wanted} bytes came")
             if self._drop_behind:
-                _drop(file.fileno(), offset + done, count)
+                # Whole pages, as the kernel ignores parts of pages.
+                start = _sector_of(offset + done, mmap.PAGESIZE)
+                stop = _sector_of(offset + done + count + mmap.PAGESIZE - 1, mmap.PAGESIZE)
+                with contextlib.suppress(OSError):
+                    os.posix_fadvise(file.fileno(), start, stop - start, os.POSIX_FADV_DONTNEED)
             return count
         finally:
             del file  # or a caller that keeps an error would keep the file open
@@ -326,14 +327,6 @@ class FileReader(Reader):
     def close(self) -> None:
         self._files.close()
         self._folders.clear()
-
-
-def _drop(descriptor: int, offset: int, nbytes: int) -> None:
-    """Drops the pages that hold these bytes from the page cache: whole pages, as the kernel ignores parts of pages."""
-    page = mmap.PAGESIZE
-    start, stop = _sector_of(offset, page), _sector_of(offset + nbytes + page - 1, page)
-    with contextlib.suppress(OSError):
-        os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_DONTNEED)
 
 
 def _stretches(apart: NDArray[np.bool_]) -> Iterator[_Span]:

@@ -79,9 +79,9 @@ class SplitLayout:
         }
         self.crc32s = {
             name: StoredTable(
-                f"crc32 of the {name}", [array.crc32], [array.num_rows], array.crc32.row.nbytes, table.order
+                f"crc32 of the {name}", [array.crc32], [array.num_rows], array.crc32.row.nbytes, self.arrays[name].order
             )
-            for (name, array), table in zip(self.content.arrays.items(), self.arrays.values(), strict=True)
+            for name, array in content.arrays.items()
         }
 
     def _table(self, name: str, shards: Sequence[ShardEntry], row_nbytes: int, order: int | None) -> StoredTable:
@@ -171,5 +171,4 @@ class SplitLayout:
 def as_rows(out: NDArray[Any]) -> NDArray[np.uint8]:
     """Returns a view of `out`, C-contiguous (n, ...), as the bytes of its rows: uint8 (n, nbytes)."""
     nbytes = math.prod(out.shape[1:]) * out.itemsize
-    rows: NDArray[np.uint8] = out.reshape(-1).view(np.uint8).reshape(len(out), nbytes)
-    return rows
+    return out.reshape(-1).view(np.uint8).reshape(len(out), nbytes)

@@ -15,7 +15,7 @@ from shardio.format.layout import SampleShape
 from shardio.format.opening import check_not_cut, open_sized
 from shardio.kernels.rowcopy import Places, Windows, copy_rows, copy_spans, copy_windows
 from shardio.reading.layout import StoredTable, as_rows
-from shardio.reading.mapping import RowMapping, will_need
+from shardio.reading.mapping import RowMapping
 from shardio.system.opening import open_regular
 from shardio.system.pour import Attempts, reading_failed
 
@@ -61,8 +61,7 @@ class MappedTable(RowMapping):
         stored = self.stored(indices)
         if len(self.table.files) == 1:
             return stored
-        found: NDArray[np.int64] = stored + self._shifts[np.searchsorted(self.table.starts, stored, side="right") - 1]
-        return found
+        return stored + self._shifts[np.searchsorted(self.table.starts, stored, side="right") - 1]
 
     def lent(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Returns `numbers` of samples that a kernel may read in `rows` itself; None if samples must be copied, because
@@ -103,15 +102,6 @@ class MappedTable(RowMapping):
             return copy_windows(images, numbers[done:], windows[done:], out[ends[done - 1] if done else 0 :])
 
         self._insist(copy, indices)
-
-    def will_need(
-        self,
-        indices: NDArray[np.int64],
-        starts: NDArray[np.int64] | int = 0,
-        nbytes: NDArray[np.int64] | None = None,
-    ) -> None:
-        """Asks the kernel to read the samples' rows ahead; with `nbytes`, only nbytes[i] bytes from byte starts[i]."""
-        will_need(self.rows, self.numbers(indices), starts, nbytes)
 
     def locate_one(self, sample: int) -> tuple[FileEntry, int]:
         """Returns the entry of the file that holds a sample's row, and the offset of the row in the file."""

@@ -28,7 +28,7 @@ from shardio.kernels.rowcopy import Windows
 from shardio.order.orders import as_integer
 from shardio.reading.layout import SplitLayout, StoredTable, as_rows
 from shardio.reading.mapped_table import MappedTable
-from shardio.reading.mapping import advise_random, resident_share
+from shardio.reading.mapping import advise_random, resident_share, will_need
 from shardio.reading.sample import (
     NUM_SHOWN,
     NUM_THUMBNAILS,
@@ -226,13 +226,14 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         pixels, or with `windows` only the lines that each window crosses, or the values of the array `name`."""
         known, first = np.unique(indices, return_index=True)  # ascending, as disks like it
         inside = (known >= 0) & (known < len(self))
-        some = known[inside].astype(np.int64, copy=False)
+        table = self.mapped(name)
+        numbers = table.numbers(known[inside].astype(np.int64, copy=False))
         if windows is None:
-            self.mapped(name).will_need(some)
+            will_need(table.rows, numbers)
         else:
             _, width, channels = self.sample_shape
             stride, wanted = width * channels, windows[first[inside]]
-            self.mapped().will_need(some, wanted.tops * stride, wanted.heights * stride)
+            will_need(table.rows, numbers, wanted.tops * stride, wanted.heights * stride)
 
     def resident_share(self, indices: NDArray[np.int64] | None = None, most: int = 512, name: str = "") -> float | None:
         """Returns the share of the samples `indices` (default: all) that is in the page cache, from 0 to 1.

@@ -27,8 +27,8 @@ from shardio.format.manifest_file import load_manifest
 from shardio.kernels.resample import Planes
 from shardio.kernels.rowcopy import Windows
 from shardio.loading.loader import ShardLoader
+from shardio.reading import shardset
 from shardio.reading.choose import look_at, make_reader
-from shardio.reading.mapped_table import MappedTable
 from shardio.reading.mixed import MixedReader, MixedSet
 from shardio.reading.reader import GuardedReader, MappedReader, Reader, Request
 from shardio.reading.shardset import open_shards
@@ -121,19 +121,20 @@ def test_arrays_are_announced_with_their_pixels(make_set: Callable[..., Path], m
     out = make_set(COUNT)
     change_split(out, ARRAYS, ORDER)
     shards = open_shards(out)
-    asked: list[tuple[MappedTable, list[int], Any, Any]] = []
+    asked: list[tuple[int, list[int], Any, Any]] = []
 
-    def note(table: MappedTable, indices: NDArray[np.int64], starts: Any = 0, nbytes: Any = None) -> None:
-        asked.append((table, indices.tolist(), np.asarray(starts).tolist(), np.asarray(nbytes).tolist()))
+    def note(rows: NDArray[np.uint8], numbers: NDArray[np.int64], starts: Any = 0, nbytes: Any = None) -> None:
+        asked.append((id(rows), numbers.tolist(), np.asarray(starts).tolist(), np.asarray(nbytes).tolist()))
 
-    monkeypatch.setattr(MappedTable, "will_need", note)
+    monkeypatch.setattr(shardset, "will_need", note)
     windows = Windows.of_one_size(2, 2, np.array([1, 3]), np.array([0, 1]))
     MappedReader(shards, ("", "depth", "clip")).will_read(Request(np.array([4, 7]), windows=windows))
-    pixels, depth, clip = (shards.mapped(name) for name in ("", "depth", "clip"))
+    tables = [shards.mapped(name) for name in ("", "depth", "clip")]
+    pixels, depth, clip = ((id(table.rows), table.numbers(np.array([4, 7])).tolist()) for table in tables)
     assert asked == [
-        (pixels, [4, 7], [15, 45], [30, 30]),  # two lines of 5 pixels of 3 bytes
-        (depth, [4, 7], 0, None),
-        (clip, [4, 7], 0, None),
+        (*pixels, [15, 45], [30, 30]),  # two lines of 5 pixels of 3 bytes
+        (*depth, 0, None),
+        (*clip, 0, None),
     ]
 
 
