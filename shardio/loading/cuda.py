@@ -47,8 +47,7 @@ class PinnedSlot(Slot):
 
     def new_memory(self, nbytes: int) -> NDArray[np.uint8]:
         self._pixels = _pinned((nbytes,), torch.uint8)
-        pixels: NDArray[np.uint8] = self._pixels.numpy()
-        return pixels
+        return self._pixels.numpy()
 
     def put(self, name: str, array: NDArray[Any]) -> None:
         tensor = _pinned(array.shape, torch_dtype(array.dtype.str))
@@ -204,6 +203,4 @@ def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def make_copier(device: torch.device) -> Copier | None:
     """Returns a copier for a CUDA device; None for the CPU."""
-    if device.type == "cpu":
-        return None
-    return CudaCopier(device)
+    return None if device.type == "cpu" else CudaCopier(device)

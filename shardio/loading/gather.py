@@ -22,7 +22,7 @@ from typing import TypeAlias
 from shardio.kernels import rowread
 from shardio.loading.ring import Slot
 from shardio.reading.reader import Reader, Request
-from shardio.system.threads import DaemonThread, Flag, core_seconds, preempt_nobody, wait_while_running
+from shardio.system.threads import DaemonThread, core_seconds, preempt_nobody, wait_while_running
 
 # The head start is this share of a step: little enough that a batch is gathered within the rest of it, if it could be
 # within all of it, and much more than a step needs to begin.
@@ -128,9 +128,8 @@ class Pending:
             self._release(slot)
 
 
-_Job = partial[None]
 # Anything else tells a thread to end: None, or a weak reference that has died.
-_Jobs: TypeAlias = "queue.SimpleQueue[_Job | weakref.ref[GatherThreads] | None]"
+_Jobs: TypeAlias = "queue.SimpleQueue[partial[None] | weakref.ref[GatherThreads] | None]"
 
 
 class GatherThreads:
@@ -144,9 +143,8 @@ class GatherThreads:
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
         self._jobs: _Jobs = queue.SimpleQueue()
-        self._closed = Flag()
-        self._ended = bytearray(1)
-        serve = partial(_serve, self._jobs, self._closed, self._ended, weakref.ref(self, self._jobs.put))
+        self._closed = bytearray(1)  # a flag that kernels see, too
+        serve = partial(_serve, self._jobs, self._closed, weakref.ref(self, self._jobs.put))
         self._threads = [DaemonThread(serve, f"shardio-gather-{i}") for i in range(num_threads)]
         try:
             for thread in self._threads:
@@ -165,7 +163,7 @@ class GatherThreads:
         pending = Pending(reader, request, slot, shares, head_start_seconds)
         for start, stop in pairwise(bounds):
             self._jobs.put(partial(pending.run, slice(start, stop)))
-        if self._closed.is_set():  # perhaps since a moment ago, and no thread serves the queue any more
+        if self._closed[0]:  # perhaps since a moment ago, and no thread serves the queue any more
             with contextlib.suppress(queue.Empty):
                 while True:
                     if isinstance(job := self._jobs.get_nowait(), partial):
@@ -186,8 +184,7 @@ class GatherThreads:
         """Ends the threads, and waits until they have copied their last parts. Returns threads that storage keeps
         waiting for a second: they begin no further read, and end when it answers. May be called in any thread, by a
         finalizer, and again."""
-        self._closed.set()
-        self._ended[0] = 1
+        self._closed[0] = 1
         self._jobs.put(None)
         return wait_while_running(self._threads)
 
@@ -198,12 +195,12 @@ def _announce(reader: Reader, request: Request, given_up: list[None], *, refused
             reader.will_read(request)
 
 
-def _serve(jobs: _Jobs, closed: Flag, ended: bytearray, owner: weakref.ref[GatherThreads]) -> None:
+def _serve(jobs: _Jobs, closed: bytearray, owner: weakref.ref[GatherThreads]) -> None:
     """Runs a gather thread. Keeps `owner` alive, so that this weak reference can end the thread."""
     # These work ahead. The thread that asks for the next batch, here or in another rank, has the step to begin.
     preempt_nobody()
-    rowread.end_with(ended)
+    rowread.end_with(closed)
     while isinstance(job := jobs.get(), partial):
-        job(refused=closed.is_set())
+        job(refused=bool(closed[0]))
         del job  # or this frame would keep the batch's memory alive while it waits for the next one
     jobs.put(None)  # the next thread's

@@ -51,7 +51,13 @@ class TransformStep:
         if ours is not None:
             _check_classes(ours, parts.label_row, shards, indices)
         elif function is not None:
-            _check_function(function, parts.masks)
+            if parts.masks:
+                raise ValueError(
+                    f"transform: {name_of(function)} gets only the images, so {', '.join(parts.masks)} would not move "
+                    "with them; pass a transform of shardio.augment itself, without a function around it, or "
+                    "PerSample(transform), or call the function in the training loop"
+                )
+            check_foreign(function)
         self.makes_pixels = ours is not None and makes_pixels(ours, self._on_cpu)
         """Whether gather threads make pixels, from regions of the stored images."""
 
@@ -175,18 +181,6 @@ class TransformStep:
     def _masks(self, more: dict[str, Any]) -> dict[str, torch.Tensor] | None:
         """Returns the masks among a batch's arrays; None if the batch has no masks."""
         return {name: more[name] for name in self._parts.masks} or None
-
-
-def _check_function(function: Function, masks: tuple[str, ...]) -> None:
-    """Raises ValueError if batches have `masks`, which a plain function would not change, and the errors of
-    `check_foreign`."""
-    if masks:
-        raise ValueError(
-            f"transform: {name_of(function)} gets only the images, so {', '.join(masks)} would not move with them; "
-            "pass a transform of shardio.augment itself, without a function around it, or PerSample(transform), or "
-            "call the function in the training loop"
-        )
-    check_foreign(function)
 
 
 def _check_classes(

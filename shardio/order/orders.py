@@ -55,23 +55,19 @@ class Order(Protocol):
     @property
     def num_samples(self) -> int:
         """The number of positions in an epoch."""
-        ...
 
     def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the sample index at each position, int64. Raises ValueError outside [0, num_samples)."""
-        ...
 
     @property
     def redraws(self) -> bool:
         """Whether a sample may come more than once in an epoch."""
-        ...
 
     def describe(self) -> dict[str, Any]:
         """Returns everything except the epoch that the order depends on, as JSON values.
 
         Orders with equal descriptions are equal.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -237,8 +233,7 @@ class Subset:
         return self.order.redraws or len(np.unique(self.indices)) < len(self.indices)
 
     def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        chosen: NDArray[np.int64] = self.indices[self.order(epoch, positions)]
-        return chosen
+        return self.indices[self.order(epoch, positions)]
 
     def describe(self) -> dict[str, Any]:
         return {**self.order.describe(), "indices": self._digest}

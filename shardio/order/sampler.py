@@ -132,5 +132,4 @@ class Sampler:
             return positions
         batch, place = divide(positions - self.start, np.int64(self.global_batch_size))
         distinct = self.global_batch_size // self.repeats
-        draws: NDArray[np.int64] = self.start // self.repeats + batch * distinct + place % distinct
-        return draws
+        return self.start // self.repeats + batch * distinct + place % distinct

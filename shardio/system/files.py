@@ -190,10 +190,9 @@ def write_output(path: Path, data: bytes) -> None:
     If `path` is a symbolic link, its target is replaced. A device or FIFO is written to directly. Raises ValueError if
     `path` is this process's own stdout or stderr, unless that is a device.
     """
-    try:
+    status = None
+    with contextlib.suppress(FileNotFoundError):
         status = os.stat(path)
-    except FileNotFoundError:
-        status = None
     if status is not None and not stat.S_ISCHR(status.st_mode):
         with contextlib.suppress(OSError):  # a closed stdout or stderr
             if any(os.path.samestat(status, os.fstat(descriptor)) for descriptor in (1, 2)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,9 +86,6 @@ class AllSamples:
         """Returns (split, index in the split) of the sample `number`."""
         place = int(np.searchsorted(self.starts, number, "right")) - 1
         return list(self.splits)[place], number - int(self.starts[place])
-
-    def column(self, name: str) -> NDArray[Any]:
-        return np.concatenate([shards.column_of(name, np.arange(len(shards))) for shards in self.splits.values()])
 
     def read(self, numbers: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
         """Yields the pictures of the samples `numbers`, which ascend."""

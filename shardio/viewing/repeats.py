@@ -126,7 +126,7 @@ def _find_equal(samples: AllSamples) -> tuple[list[list[int]], int]:
 
     Equal checksums only make candidates: of a million samples, about a hundred pairs have equal checksums by chance.
     """
-    crc32s = samples.column("crc32")
+    crc32s = np.concatenate([shards.column_of("crc32", np.arange(len(shards))) for shards in samples.splits.values()])
     order = np.argsort(crc32s, kind="stable")
     candidates = [order[start:stop] for start, stop in _runs(crc32s[order])]
     candidates.sort(key=lambda group: (len(np.unique(samples.labels[group])) < 2, int(group[0])))

@@ -192,7 +192,7 @@ def test_closing_does_not_wait_for_hints_that_are_queued(
         hinted.append(len(request))
         if len(hinted) == 3:
             entered.set()
-            until(lambda: loader._pipeline._threads._closed.is_set())
+            until(lambda: loader._pipeline._threads._closed[0])
 
     monkeypatch.setattr(MappedReader, "will_read", slow)
     loader = loader_of("mmap", batch_size=3, num_threads=1, prefetch=0)
