@@ -204,7 +204,8 @@ class Position:
         self.go_to(place, place)
 
     def _check_identity(self, state: Mapping[str, Any]) -> None:
-        identity, mine = self._identity(), self.state()
+        identity = self._identity()
+        mine = self.state()
         lacking = [name for name in mine if name not in state]
         if lacking and not {"order_version", "epoch", "consumed"} <= state.keys():
             raise ValueError(f"this is not the state of a ShardLoader: it lacks {', '.join(lacking)}")

@@ -128,7 +128,8 @@ def make_reader(
                 raise
             choice = ReaderChoice("pread", False, str(error))
     shards.unmap()  # which the page cache was looked at through
-    kind, alignment = filesystem_kind(shards.path), alignment_of(shards) if choice.engine == "direct" else None
+    kind = filesystem_kind(shards.path)
+    alignment = alignment_of(shards) if choice.engine == "direct" else None
     if choice.engine == "direct" and alignment is None:
         where = f"{shards.path}: O_DIRECT does not work on {kind or 'this filesystem'}"
         raise ValueError(f'{where}: use io="auto", "mmap" or "pread"')

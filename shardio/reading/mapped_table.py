@@ -111,7 +111,8 @@ class MappedTable(RowMapping):
     def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], name: str = "") -> None:
         """Copies the samples, and retries for a second. Then raises the last error. `copy(done)` copies the samples
         after the first `done`, and returns how many it copied before the storage failed."""
-        attempts, done = Attempts(), copy(0)
+        attempts = Attempts()
+        done = copy(0)
         while done < len(indices):
             failure = self._failure(int(indices[done]), name, attempts.failed + 1)
             if not attempts.again():
