@@ -109,8 +109,7 @@ class CopyFiller:
         while not self.stop.is_set():
             complete = not self.verify and self.lease.manifest() is not None and not self._missing(self.lease.path)
             if complete and self.meeting is None:
-                with contextlib.suppress(PermissionError):
-                    fsync_folder(self.lease.path)  # the filler may have been killed before
+                fsync_folder(self.lease.path)  # the filler may have been killed before
                 return True
             filling = self.lease.try_filling(source)
             if filling is not None:

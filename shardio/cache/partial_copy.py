@@ -127,7 +127,7 @@ class PartialCopy:
             if os.fstat(flags.fileno()).st_size != _flags_nbytes(blocks):
                 os.ftruncate(flags.fileno(), 0)
                 write_all(flags.fileno(), bytes(_flags_nbytes(blocks)))  # so a full disk is an error here
-        copy = cls(folder, blocks, flags)
+            copy = cls(folder, blocks, flags)
         # What a killed process was fetching is missing.
         copy._set_flags(0, np.where(copy.states == THERE, THERE, MISSING).astype(np.uint8).tobytes())
         for entry in blocks:

@@ -40,7 +40,7 @@ from shardio.reading.reader import (
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.files import write_all
-from shardio.system.opening import FolderHandle, OpenFile, open_nameless
+from shardio.system.opening import FolderHandle, OpenFile, naming, open_nameless
 from shardio.system.pour import pour
 
 # The time between two looks for finished shards.
@@ -244,7 +244,8 @@ class PartialSet(ShardSet):
         if not isinstance(table.files[0], ShardEntry):  # the index, an order or checksums
             return super()._map(table)
         order = None if table.order is None else self._mapped_of(table.order)
-        return PartialTable(table, self.folder, order, self._storage, self._copy, self)
+        with naming(self.path_of(table.files[0])):
+            return PartialTable(table, self.folder, order, self._storage, self._copy, self)
 
     def look(self) -> int:
         """Maps the shards that were finished since the last call. Returns how many are still unfinished."""

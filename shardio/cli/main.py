@@ -15,6 +15,7 @@ import contextlib
 import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -30,10 +31,8 @@ from shardio.cli.share import evict, list_sets, publish, stage
 from shardio.cli.train import bench, replay
 from shardio.cli.view import report, view
 from shardio.errors import LONGEST_LINE, ShardioError, did_you_mean, printable, shortened
+from shardio.system.opening import limit_hint
 from shardio.version import __version__
-
-_LIMITS_HINT = ": raise the limits of memory and processes (`ulimit -v`, `ulimit -u`) or use fewer workers"
-
 
 # As the help lists them.
 COMMANDS = {
@@ -102,7 +101,11 @@ def main() -> NoReturn:
     if sys.stdout is None:
         codes.append(_fail("stdout is closed: redirect it to a file or /dev/null"))
     else:
-        codes.append(_run())
+        try:
+            codes.append(_run())
+        except KeyboardInterrupt:  # a second one, while the first is reported
+            codes.append(130)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of what runs at exit
     sys.exit(codes[0])
 
 
@@ -146,16 +149,16 @@ def _run() -> int:
         click.echo(f"shardio: error: {error}", err=True)
         return 1
     except OSError as error:
-        hint = ": raise the limit (`ulimit -n`) or use fewer workers" if error.errno == errno.EMFILE else ""
-        return _fail(error, hint)
+        # EAGAIN: no process can be started.
+        return _fail(error, limit_hint(errno.ENOMEM if error.errno == errno.EAGAIN else error.errno, error.strerror))
     except ImportError as error:  # a library that is missing or broken
         return _fail(error)
     except MemoryError as error:
-        return _fail(str(error) or "out of memory", _LIMITS_HINT)
+        return _fail(str(error) or "out of memory", limit_hint(errno.ENOMEM))
     except RuntimeError as error:
         if not any(words in str(error) for words in ("start new thread", "allocate memory")):  # the latter is torch's
             raise
-        return _fail(error, _LIMITS_HINT)
+        return _fail(error, limit_hint(errno.ENOMEM, error))
     except ValueError as error:  # an option's value that only the code behind it can judge
         _fail(error)
         return 2

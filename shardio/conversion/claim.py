@@ -20,14 +20,7 @@ from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.names import PLAN_NAME, check_free
-from shardio.system.files import (
-    fsync_folder,
-    is_temporary,
-    make_folder,
-    remove_temporaries,
-    sweep_temporaries,
-    write_atomic,
-)
+from shardio.system.files import is_temporary, make_folder, remove_temporaries, sweep_temporaries, write_atomic
 from shardio.system.opening import naming, open_file, read_untrusted
 
 _REMOVAL_TRIES = 10
@@ -44,8 +37,6 @@ def published(plan: Plan) -> Manifest | None:
         raise ConvertError(f"{out}: holds a published set that `convert` did not make. Convert into a new folder")
     if found := difference(there, plan.describe()):
         raise ConvertError(f"{out}: holds a finished set of another conversion ({found}). Convert into a new folder")
-    with contextlib.suppress(PermissionError):
-        fsync_folder(out)  # the process that published the set may have been killed before
     return manifest
 
 

@@ -58,7 +58,7 @@ from shardio.sets.levels import LEVELS, first_split, levels_of
 from shardio.sets.names import check_local
 from shardio.sets.rows import ArrayWriter, write_crc32s, write_index
 from shardio.sets.storage import FileCopier, FolderStorage
-from shardio.system.files import write_atomic
+from shardio.system.files import fsync_folder, write_atomic
 
 
 @with_options(ConvertOptions)
@@ -113,6 +113,7 @@ class Conversion:
         plan, monitor = self._plan, self._monitor
         manifest = published(plan) or self._make_set()
         if manifest is not None:
+            fsync_folder(plan.out)  # the process that published the set may have been killed before
             leave(plan.out, all_done=len(self._records) == len(plan.tasks))
         tasks = self._mine if manifest is None else plan.tasks
         work = report_work(plan, tasks, self._records, monitor.progress, time.monotonic() - start)

@@ -83,8 +83,7 @@ def repair(
         manifest = load_manifest(folder)
     plan = _plan_again(folder, manifest, src, options)
     sweep_temporaries(folder)
-    with contextlib.suppress(PermissionError):
-        fsync_folder(folder)  # a repair may have been killed before
+    fsync_folder(folder)  # a repair may have been killed before
     problems = verify(folder, workers=count_workers(options.workers), on_progress=on_verify).problems
     damaged = {problem.file for problem in problems}
     lost = _files_without_source(manifest, plan)
@@ -193,8 +192,11 @@ class _Repair:
             done += more
             on_progress(done, total)
 
-        with tempfile.TemporaryDirectory(prefix="shardio-") as folder:
-            records = Engine(self.plan.options).run(tasks, report, Path(folder) / "run")
+        folder = Path(tempfile.mkdtemp(prefix="shardio-"))
+        try:
+            records = Engine(self.plan.options).run(tasks, report, folder / "run")
+        finally:  # not by a TemporaryDirectory, which calls itself for ever where nothing can be opened
+            shutil.rmtree(folder, ignore_errors=True)
         crc32s_in = cache(self._published_crc32s)
         for task, record in zip(tasks, records, strict=True):
             made = {entry.file: entry for entry in record.files}

@@ -59,11 +59,11 @@ def _reserve(nbytes: int) -> mmap.mmap:
 
 def _refused(nbytes: int, code: int) -> OSError:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    text = f" (the limit of address space, `ulimit -v`, is {limit:,} bytes)" if limit >= 0 else ""
+    space = f"address space (`ulimit -v`, {limit:,} bytes)" if limit >= 0 else "mappings (`sysctl vm.max_map_count`)"
     return OSError(
         code,
-        f"cannot map {nbytes:,} bytes of a set into memory: {os.strerror(code)}{text}; "
-        'a ShardLoader with io="pread" maps nothing',
+        f"cannot map {nbytes:,} bytes into memory: {os.strerror(code)}: raise the limit of {space}, or give a "
+        'ShardLoader io="pread", which maps no pixels',
     )
 
 

@@ -161,10 +161,7 @@ def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]
         except PermissionError:
             raise ConvertError(f"{problem}, but only its owner may change them: {way_out}") from None
     for name in names:
-        try:
-            fsync_file(source / name)
-        except OSError as error:
-            raise ConvertError(f"{error}: it may be in memory alone: publish a copy (without --move)") from None
+        fsync_file(source / name)
     fsync_folder(source)
 
 

@@ -206,9 +206,12 @@ class FileCopier:
     def damaged(self, entry: FileEntry, found: str) -> FormatError:
         """Returns the FormatError for a file of the storage whose sha256 is `found`, and notes the file as damaged."""
         self.storage.damaged.add(entry.file)
+        path = self.storage.path_of(entry)
+        # `verify` takes no URL. A merge copies from several folders.
+        place = "FOLDER` of a download of its files" if is_url(path) else f"{os.path.dirname(path)}`"
         return FormatError(
-            f"{self.storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: the source is damaged; "
-            f"`shardio verify {self.storage.name}` names the samples, and says how to repair it"
+            f"{path}: sha256: expected {entry.sha256}, found {found}: the source is damaged; `shardio verify {place} "
+            "names the samples, and says how to repair it"
         )
 
     def count(self, nbytes: int) -> None:

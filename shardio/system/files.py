@@ -53,12 +53,12 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def fsync_folder(folder: Path | FolderHandle) -> None:
-    """Makes the names in a folder durable, if the filesystem can sync folders."""
+    """Makes the names in a folder durable, if the filesystem can sync folders, and this user may read the folder."""
     if isinstance(folder, FolderHandle):
         with naming(folder.path):
             _can(_NO_SYNC, os.fsync, folder.fileno())
         return
-    with naming(folder), contextlib.closing(open_folder(folder)) as opened:
+    with naming(folder), contextlib.suppress(PermissionError), contextlib.closing(open_folder(folder)) as opened:
         _can(_NO_SYNC, os.fsync, opened.fileno())
 
 
@@ -86,8 +86,7 @@ def make_folder(folder: Path) -> None:
     except FileExistsError:
         what = f"expected a folder, or a free path for one, found {kind_at(folder)}"
         raise FileExistsError(errno.EEXIST, what, str(folder)) from None
-    with contextlib.suppress(PermissionError):  # the parent may be traversed but not read
-        fsync_folder(folder.parent)
+    fsync_folder(folder.parent)
 
 
 class AtomicFile:

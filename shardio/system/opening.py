@@ -31,12 +31,27 @@ _UNPACKED_TIMES = 100
 _UNPACKED_NBYTES = 64 << 20
 
 
+_LIMITS = {
+    errno.EFBIG: "raise the limit of a file's size (`ulimit -f`), or write to a filesystem with larger files",
+    errno.EMFILE: "raise the limit of open files (`ulimit -n`), or use fewer workers",
+    errno.ENFILE: "raise the machine's limit of open files (`sysctl fs.file-max`)",
+    errno.ENOMEM: "raise the limits of memory and processes (`ulimit -v`, `ulimit -u`), or use fewer workers",
+}
+
+
+def limit_hint(code: int | None, text: object = "") -> str:
+    """Returns the limit that an error number stands for and the way out, for the end of the error's `text`, or ""."""
+    return f": {_LIMITS[code]}" if code in _LIMITS and "limit" not in str(text) else ""
+
+
 @contextlib.contextmanager
 def naming(path: str | Path | FileAt) -> Iterator[None]:
-    """Adds `path` to an OSError raised in the block, as calls on descriptors do not know the path."""
+    """Adds `path`, which calls on descriptors do not know, and `limit_hint` to an OSError raised in the block."""
     try:
         yield
     except OSError as error:
+        if hint := limit_hint(error.errno, error.strerror):
+            error.strerror = f"{error.strerror}{hint}"
         if error.filename is None or (isinstance(error.filename, str) and os.sep not in error.filename):
             error.filename = str(path)
         raise

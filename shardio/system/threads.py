@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import contextlib
+import errno
 import os
 import queue
 import sys
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from shardio.system.opening import Living, open_file
+from shardio.system.opening import Living, limit_hint, open_file
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -97,12 +98,15 @@ class DaemonThread(threading.Thread):
 
     def begin(self) -> None:
         """Starts the thread. Raises RuntimeError if the system allows no more threads."""
-        # Signal handlers run in the main thread only: a start in another thread cannot be interrupted.
-        _thread.start_new_thread(self._start_here, ())
+        try:
+            # Signal handlers run in the main thread only: a start in another thread cannot be interrupted.
+            _thread.start_new_thread(self._start_here, ())
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}{limit_hint(errno.ENOMEM)}") from None
         self._started_signal.get()
         if self._call.error is not None and self.ident is None:
             # A new one: if this thread kept what its caller gets, it would be in a cycle with the caller's frames.
-            raise RuntimeError(f"{self._call.error}: the limit of threads is reached (`ulimit -u`, or a container's)")
+            raise RuntimeError(f"{self._call.error}{limit_hint(errno.ENOMEM)}")
 
     def _start_here(self) -> None:
         if self._decision.setdefault(None, True):

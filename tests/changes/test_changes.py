@@ -262,6 +262,13 @@ def test_a_file_that_is_damaged_or_that_opening_would_refuse_makes_no_set(
     assert left_beside(new.parent) == []
 
 
+def test_the_set_that_is_damaged_is_named_and_no_other(out: Path, new: Path, make_set: Callable[..., Path]) -> None:
+    damaged = make_set(12)
+    flip(damaged / "train-00001.npy")
+    with pytest.raises(FormatError, match=f"`shardio verify {damaged}`"):
+        merge([out, damaged], new, same_keys="allow", same_images="keep", copy=True)
+
+
 def test_a_repair_of_one_set_replaces_its_file_and_writes_to_none_of_another(
     image_tree: Path, tmp_path: Path, new: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -345,7 +346,12 @@ def test_the_error_of_a_long_path_is_short() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError("Unable to allocate 9 GiB"), RuntimeError("can't start new thread"), OSError(24, "Too many")]
+    "error",
+    [
+        MemoryError("Unable to allocate 9 GiB"),
+        RuntimeError("can't start new thread"),
+        *(OSError(code, "?") for code in (errno.EMFILE, errno.EFBIG, errno.ENOMEM, errno.EAGAIN)),
+    ],
 )
 def test_a_limit_of_the_machine_is_an_error_of_one_line_that_names_it(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -355,6 +361,17 @@ def test_a_limit_of_the_machine_is_an_error_of_one_line_that_names_it(
     said = capsys.readouterr().err
     assert "ulimit" in said
     assert said.count("\n") == 1
+
+
+def test_a_second_ctrl_c_while_the_first_is_reported_prints_no_traceback() -> None:
+    code = """
+from unittest import mock
+from shardio.cli import main
+main.cli = main.say = mock.Mock(side_effect=KeyboardInterrupt)
+main.main()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (130, b"")
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -19,7 +19,7 @@ import pytest
 from command import assert_one_clear_error, run_python, shardio
 from conversions import OPTIONS as PLAIN
 from conversions import TWO_PROCESSES
-from disks import FailingDisk
+from disks import FailingDisk, failing
 from folders import flip, hashes
 from numpy.typing import NDArray
 from pictures import encode, random_picture, write_jpeg
@@ -456,6 +456,19 @@ def test_an_interrupt_leaves_no_trace_and_the_same_call_goes_on(
     report = repair(out, source)
     assert len(report.repaired) == len(FILES) - finished_before(after)
     assert hashes(out) == hashes(sound)
+
+
+def test_where_nothing_can_be_opened_any_more_the_first_error_is_the_one_that_is_raised(
+    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage_all(out)
+
+    def refuse(done: int, total: int) -> None:
+        monkeypatch.setattr(os, "open", failing(errno.EACCES))
+        raise OSError(errno.EACCES, "the first")
+
+    with pytest.raises(OSError, match="the first"):
+        repair(out, source, workers=1, on_progress=refuse)
 
 
 def test_progress_reaches_the_total_of_what_has_to_be_read(source: Path, out: Path) -> None:

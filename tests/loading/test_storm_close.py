@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import concurrent.futures
 import contextlib
 import multiprocessing
@@ -190,11 +191,14 @@ def test_a_thread_that_was_not_begun_before_it_was_waited_for_never_starts() -> 
     assert not thread.is_alive()
 
 
-def test_a_thread_that_cannot_be_started_says_so_and_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
+@pytest.mark.parametrize(("owner", "name"), [(threading.Thread, "start"), (_thread, "start_new_thread")])
+def test_a_thread_that_cannot_be_started_says_so_and_is_over(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str
+) -> None:
+    monkeypatch.setattr(owner, name, raising(RuntimeError("can't start new thread")))
     thread = DaemonThread(lambda: None, "shardio-test")
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="can't start new thread"):
+        with pytest.raises(RuntimeError, match=r"can't start new thread: .*ulimit -u"):
             thread.begin()
     thread.wait()
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from command import run_forked
+from folders import flip
 from plain_sets import first_shard, read_range
 from servers import Fault, ObjectStore, SlowServer, cut, saying, short, slow, status, whole
 
@@ -26,7 +27,7 @@ from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.layout import MAX_MANIFEST_NBYTES
 from shardio.format.manifest_file import load_manifest
 from shardio.sets import remote
-from shardio.sets.storage import FolderStorage, open_storage
+from shardio.sets.storage import FileCopier, FolderStorage, open_storage
 
 
 @pytest.fixture
@@ -344,6 +345,16 @@ def test_a_page_of_links_names_the_folders_directly_below(store: ObjectStore, tm
     with contextlib.closing(SlowServer(tmp_path, lambda path: answer)) as server:
         for url in (f"{server.url}/sets", f"{server.url}/sets/?signature=1"):
             assert open_storage(url).list_folders() == ["a", "b", "c"]
+
+
+def test_a_damaged_set_is_named_and_nothing_advised_that_takes_no_url(
+    url: str, out: Path, store: ObjectStore, tmp_path: Path
+) -> None:
+    flip(out / first_shard(out).file)
+    store.put_set(out, "small")
+    with pytest.raises(FormatError, match=f"{url}/{first_shard(out).file}: sha256") as caught:
+        FileCopier(open_storage(url), 1, "shardio-test").copy(tmp_path, [first_shard(out)])
+    assert not re.search("verify [a-z0-9]+:", str(caught.value))
 
 
 def test_a_set_on_a_hub_is_staged(out: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from shardio.system.files import (
     write_atomic,
     write_output,
 )
-from shardio.system.opening import open_file, open_regular, open_untrusted, read_untrusted
+from shardio.system.opening import naming, open_file, open_regular, open_untrusted, read_untrusted
 
 
 def names(folder: Path) -> list[str]:
@@ -213,6 +213,12 @@ def test_reserve_allocates_and_passes_a_full_disk_on(tmp_path: Path, monkeypatch
         monkeypatch.delattr(os, "posix_fallocate")
         reserve(file.descriptor, 20_000)
         assert os.fstat(file.descriptor).st_size == 10_000
+
+
+@pytest.mark.parametrize(("code", "limit"), [(errno.EFBIG, "ulimit -f"), (errno.EMFILE, "ulimit -n")])
+def test_an_error_names_the_file_and_the_limit(code: int, limit: str, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=f"{limit}.*{tmp_path}"), naming(tmp_path), naming("a"):
+        raise OSError(code, os.strerror(code))
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
