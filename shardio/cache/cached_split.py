@@ -192,7 +192,7 @@ class CachedSplit(Finalized, SplitSource):
             self.num_samples, self.digest = self._split.num_samples, self._manifest.digest
             if meeting is not None:
                 wanted = {"set": self._storage.name, "split": split, "digest": self._manifest.digest}
-                meeting.agree(wanted, needs_all=True)
+                meeting.agree(wanted)
         except BaseException:
             self.close()
             raise

@@ -44,6 +44,8 @@ _REQUESTS = 1, 8 << 20
 _SHARED_REQUESTS = 4, 512 << 10
 # A file is damaged if it was wrong so often; a file that was exchanged at its source meanwhile is fetched more often.
 _TIMES_WRONG, _TIMES_FETCHED = 2, 6
+# How often nodes that copy together form a group again from which nobody is gone.
+_MOST_REGROUPS = 2
 
 
 @dataclass(eq=False)
@@ -100,7 +102,7 @@ class CopyFiller:
         meeting, self.meeting = self.meeting, None
         if meeting is not None and not self.stop.is_set():
             with contextlib.suppress(GroupBrokenError):
-                meeting.form(fills=False)
+                meeting.form(self.manifest.digest, fills=False)
 
     def _run(self) -> bool:
         self._cache.sweep()
@@ -265,36 +267,34 @@ class CopyFiller:
 
         meeting, self.meeting = self.meeting, None
         assert meeting is not None
+        tries = _MOST_REGROUPS
         try:
-            group = meeting.form(fills=True)
+            members = meeting.form(self.manifest.digest, fills=True)
         except GroupBrokenError as error:
             if not self.stop.is_set():
                 self.on_message(f"{error}: this node goes on alone")
             return
-        while group is not None and not self.stop.is_set():
-            together = Together(group, self.storage, partial, folder, self.files, finish, self._copier.count)
+        while len(members) > 1 and not self.stop.is_set():
             try:
-                together.run()
+                group = meeting.connect(members)
+                Together(
+                    group, self.storage, partial, folder, self.files, finish, self._copier.count, self.on_message
+                ).run()
                 break
             except GroupBrokenError as error:
-                group.leave()
                 if self.stop.is_set():
                     break
-                before = group.members
-                group = meeting.regroup(before)
-                ranks = {member.rank for member in group.members} if group else {meeting.rank}
-                gone = ", ".join(f"{member.name} (rank {member.rank})" for member in before if member.rank not in ranks)
+                before, members = members, meeting.regroup(members) if tries else ()
+                ranks = {member.rank for member in members} or {meeting.rank}
+                tries -= len(members) == len(before)
+                gone = ", ".join(str(member) for member in before if member.rank not in ranks)
                 self.on_message(
                     f"{gone or 'a node'} no longer takes part ({error}): "
-                    + (f"{len(group)} nodes go on together" if group else "this node goes on alone")
+                    + (f"{len(ranks)} nodes go on together" if len(ranks) > 1 else "this node goes on alone")
                 )
             except LeftBehindError:
-                group.leave()
                 self.on_message("this node is much slower than the others, and goes on alone")
                 break
-            except BaseException:
-                group.leave()
-                raise
 
     def _with_room(
         self, todo: Sequence[FileEntry], make: Callable[[Sequence[FileEntry]], R], folder: FolderHandle | None = None

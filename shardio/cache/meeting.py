@@ -1,18 +1,19 @@
-"""Lets the nodes of a job meet, agree on a set, and exchange bytes, also after some nodes have ended.
+"""Lets the nodes of a job meet, agree on a set, and form groups that exchange bytes, also after some nodes have ended.
 
 The ranks meet at a store of torch.distributed, a server of keys and values, where rank 0 decides. One rank of each node
 then joins a group of gloo, which moves bytes. A group cannot shrink. When a node ends, the other nodes get an error and
 form a new group, at a store that one of them has hosted since the beginning: the first in rank order that answers. That
 node decides which nodes are in the new group.
+
+Nodes listen on the interface by which they reach rank 0, and nowhere else. A node that gets odd words, or none, goes on
+alone: a stranger can keep nodes from copying together, and no more.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import LaunchError
+from shardio.errors import LaunchError, printable, shortened
+from shardio.system.machine import own_address, public_name
 from shardio.system.threads import Call, DaemonThread, Flag
 
 T = TypeVar("T")
@@ -39,7 +41,6 @@ _CONNECT_SECONDS = 3.0
 _ATTEMPTS = 4
 _POLL_SECONDS = 0.01
 
-
 # How many members are asked to form the next group, before a node goes on alone.
 _MOST_HOSTS = 3
 
@@ -48,38 +49,23 @@ class GroupBrokenError(RuntimeError):
     """Another node has ended or does not answer, or this node was told to stop."""
 
 
-def rendezvous_of(text: str | None, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Returns the host and port where the ranks of a job meet.
-
-    They come from `text`, HOST:PORT; or else from MASTER_ADDR and MASTER_PORT; or else they are the first host of the
-    SLURM step, and a port computed from the ids of the job and step. Raises LaunchError if none of these is given, or
-    the port is not a number from 1 to 65535.
-    """
-    if text is None and "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
-        text = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
-    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
-    if text is None and (first := re.match(r"([^\[,]|\[[^\]]*\])+", hosts)):  # a1, a[1-3,7], a[1-2]b[3-4], or a list
-        job, step = (int(environ.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-        # Below the ports that systems give to connections.
-        host = re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0])
-        text = f"{host}:{15000 + (job * 31 + step) % 17000}"
-    host, _, port = (text or "").rpartition(":")
-    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
-        raise LaunchError(
-            f"expected the address of rank 0, where the nodes meet, as HOST:PORT, found {text!r}: give it by "
-            "--rendezvous, or set MASTER_ADDR and MASTER_PORT"
-        )
-    return host.strip("[]"), int(port)
-
-
 @dataclass(frozen=True)
 class Member:
-    """A node of a group: its rank, its hostname, and the address of the store that it hosts."""
+    """A node of a group: its rank, its hostname, the address of the store that it hosts, and the set that it copies."""
 
     rank: int
     name: str
     host: str
     port: int
+    digest: str
+
+    def __post_init__(self) -> None:  # who is no node may say anything
+        is_node = type(self.rank) is type(self.port) is int and 0 < self.port < 1 << 16
+        if not (is_node and self.name.isascii() and self.host.isascii()):
+            raise ValueError("expected a node")
+
+    def __str__(self) -> str:
+        return shortened(f"{self.name} (rank {self.rank})")
 
 
 class Meeting:
@@ -92,7 +78,7 @@ class Meeting:
         self.rank = rank
         self._store = store
         self._ranks = list(range(world_size))
-        self._host = _own_address(host)
+        self._host = own_address(public_name(host, *_interfaces()[:1]))
         self.stop: Flag = Flag()
         """Setting this flag ends all waiting."""
         self._own: Any = None
@@ -113,11 +99,13 @@ class Meeting:
         """
         host, port = rendezvous
         _wait_for_name(host, on_message)
+        host = public_name(host, *_interfaces()[:1])
         # torchrun listens at MASTER_PORT by itself.
         hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         for attempt in reversed(range(_ATTEMPTS)):  # one whose connection is cut may wait until its time is over
             try:
-                store = _store(host, port, MEET_SECONDS / _ATTEMPTS, hosts=hosts)
+                at = own_address(host) if hosts else host
+                store = _store(at, port, MEET_SECONDS / _ATTEMPTS, hosts=hosts)
                 break
             except (RuntimeError, OSError) as error:
                 if hosts or not attempt:
@@ -129,89 +117,83 @@ class Meeting:
         restart, job = (os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID"))
         return cls(_torch().PrefixStore(f"shardio{restart}/{job}/", store), rank, world_size, host)
 
-    def agree(self, what: Mapping[str, str], *, needs_all: bool) -> None:
-        """Raises LaunchError, at all ranks, unless all ranks call this with the same `what`.
+    def agree(self, what: Mapping[str, str]) -> None:
+        """Raises LaunchError, at all ranks, unless all ranks call this with the same `what` within 120 seconds."""
 
-        With `needs_all`, also raises LaunchError if a rank ends or does not call this within 120 seconds. Without,
-        ignores missing ranks, but raises GroupBrokenError if rank 0 does not answer.
-        """
+        def word(said: Any) -> dict[str, str]:
+            return {name: value + "" for name, value in said.items()}
 
-        def decide(found: dict[int, Any]) -> tuple[str, Mapping[str, str]]:
-            problem = next(filter(None, (_difference(rank, other, what) for rank, other in found.items())), "")
-            if needs_all and (missing := [rank for rank in self._ranks if rank not in found]):
-                count, seconds = len(self._ranks), f"{MEET_SECONDS:.0f} seconds"
-                problem = f"expected {count} ranks within {seconds}, ranks {missing} are missing"
-            return problem, what
+        def decide(found: dict[int, dict[str, str]]) -> dict[int, dict[str, str]]:
+            others = [rank for rank in self._ranks if rank and found.get(rank, {}) != what]
+            return {0: dict(what)} | {rank: found.get(rank, {}) for rank in others[:1]}
 
         try:
-            problem, decided = self._decide(self._store, "agree", self._ranks, 0, dict(what), decide, MEET_SECONDS)
+            found = self._decide(self._store, 0, "agree", MEET_SECONDS, dict(what), word, decide)
             # A rank of another job may come to the same port after the ranks of this job have agreed.
-            problem = problem or _difference(self.rank, what, decided)
+            found[self.rank] = dict(what)
+            problem = next(filter(None, (_difference(rank, found[rank], found.get(0, {})) for rank in found)), "")
         except (RuntimeError, OSError) as error:
             problem = f"rank 0 does not answer: {_line(error)}"
-            if not needs_all:
-                raise GroupBrokenError(problem) from None
         if problem:
             raise LaunchError(
-                f"{problem}: all ranks must copy the same set together, and make their loaders in the same order; two "
-                "jobs need two addresses, which --rendezvous gives"
+                f"{shortened(problem, 600)}: all ranks must copy the same set together, and make their loaders in the "
+                "same order; two jobs need two addresses, which --rendezvous gives"
             )
 
-    def form(self, fills: bool) -> Group | None:
-        """Returns the group of the ranks that call this with `fills`; None if this rank is not in it, or is alone.
+    def form(self, digest: str, *, fills: bool) -> tuple[Member, ...]:
+        """Returns the ranks that call this with `fills` and rank 0's `digest`; () if this rank does not fill.
 
         At most one rank of each node has `fills`. Leaves out ranks that do not call this within 120 seconds. Without
-        `fills`, only rank 0 waits for the others. Raises GroupBrokenError if rank 0 does not answer.
+        `fills`, only rank 0 waits for the others. Raises GroupBrokenError if rank 0 does not answer, or if this rank is
+        left out.
         """
+
+        def decide(found: dict[int, Member]) -> dict[int, Member]:
+            return {rank: found[rank] for rank in sorted(found) if found[rank].digest == digest}
+
         mine = None
-        if fills:
-            self._own = _store(self._host, 0, SILENT_SECONDS, hosts=True)
-            mine = vars(Member(self.rank, socket.gethostname(), self._host, self._own.port))
-
-        def decide(found: dict[int, Any]) -> list[Any]:
-            return [found[rank] for rank in self._ranks if found.get(rank) is not None]
-
         try:
-            if not fills and self.rank:
+            if fills:
+                self._own = _store(self._host, 0, SILENT_SECONDS, hosts=True)
+                mine = Member(self.rank, ascii(socket.gethostname())[1:-1], self._host, self._own.port, digest)
+            elif self.rank:
                 self._store.set(f"form/{self.rank}", json.dumps(None))
-                return None
-            found = self._decide(self._store, "form", self._ranks, 0, mine, decide, MEET_SECONDS)
+                return ()
+            found = self._decide(
+                self._store, 0, "form", MEET_SECONDS, mine, lambda said: said and Member(**said), decide
+            )
         except (RuntimeError, OSError) as error:
             raise GroupBrokenError(f"rank 0 does not answer: {_line(error)}") from None
-        members = [Member(**each) for each in found]
-        return self._group(members, members[0]) if fills and members else None
+        if mine and found.get(self.rank) != mine:
+            raise GroupBrokenError(f"rank {self.rank} came late, copies another set, or is also another process")
+        return tuple(found.values()) if mine else ()
 
-    def regroup(self, members: Sequence[Member], *, again: bool = True) -> Group | None:
-        """Returns a new group of those `members` that call this within 10 seconds; None if this rank is alone.
-
-        `members` are the members of the broken group. With `again`, tries once more if gloo cannot make the group.
-        """
-        ranks = [member.rank for member in members]
+    def regroup(self, members: Sequence[Member]) -> tuple[Member, ...]:
+        """Returns those `members`, of a broken group, that call this within 10 seconds; () if none answers."""
+        self._ranks = [member.rank for member in members]
         self._generation += 1
         name = f"regroup{self._generation}"
         for host in members[:_MOST_HOSTS]:
             try:
                 store = self._store_of(host, _CONNECT_SECONDS)
-                found = self._decide(store, name, ranks, host.rank, True, sorted, REGROUP_SECONDS)
+                found = self._decide(store, host.rank, name, REGROUP_SECONDS, True, bool)
             except (RuntimeError, OSError):
                 continue  # it has ended, too
-            return self._group([member for member in members if member.rank in found], host, again=again)
-        return None
+            return tuple(member for member in members if member.rank in found) if self.rank in found else ()
+        return ()
 
-    def _group(self, members: Sequence[Member], host: Member, *, again: bool = True) -> Group | None:
-        """Returns the gloo group of `members`, made at the store of `host`; None if this rank is not in it or alone."""
-        ranks = [member.rank for member in members]
-        if self.rank not in ranks or len(ranks) == 1:
-            return None
-        torch = _torch()
+    def connect(self, members: Sequence[Member]) -> Group:
+        """Returns the group of `members`, made at the store of the first. Raises GroupBrokenError if that fails."""
+        number, torch = members.index(next(m for m in members if m.rank == self.rank)), _torch()
         try:
-            store = torch.PrefixStore(f"gloo{self._generation}/", self._store_of(host, SILENT_SECONDS))
-            limit = timedelta(seconds=SILENT_SECONDS)
-            make = partial(torch.ProcessGroupGloo, store, ranks.index(self.rank), len(ranks), limit)
-            gloo = _within(2 * SILENT_SECONDS, make, self.stop)
-        except (RuntimeError, OSError):
-            return self.regroup(members, again=False) if again else None
-        return Group(gloo, ranks.index(self.rank), tuple(members), self.stop)
+            store = torch.PrefixStore(f"gloo{self._generation}/", self._store_of(members[0], SILENT_SECONDS))
+            options, device = torch.ProcessGroupGloo._Options(), torch.ProcessGroupGloo.create_device
+            options._timeout = timedelta(seconds=SILENT_SECONDS)
+            options._devices = [device(interface=name) for name in _interfaces()] or [device(hostname=self._host)]
+            make = partial(torch.ProcessGroupGloo, store, number, len(members), options)
+            return Group(_within(2 * SILENT_SECONDS, make, self.stop), number, tuple(members), self.stop)
+        except (RuntimeError, OSError) as error:
+            raise GroupBrokenError(_line(error)) from None
 
     def _store_of(self, host: Member, seconds: float) -> Any:
         return self._own if host.rank == self.rank else _store(host.host, host.port, seconds)
@@ -219,44 +201,50 @@ class Meeting:
     def _decide(
         self,
         store: Any,
-        name: str,
-        ranks: Sequence[int],
         decider: int,
-        mine: Any,
-        decide: Callable[[dict[int, Any]], Any],
+        name: str,
         seconds: float,
-    ) -> Any:
+        mine: Any,
+        word: Callable[[Any], T],
+        decide: Callable[[dict[int, T]], dict[int, T]] = dict,
+    ) -> dict[int, T]:
         """Returns the result of `decide`, which rank `decider` calls with {rank: that rank's `mine`}.
 
-        The dict lacks ranks that do not send their value, as JSON, within `seconds`. The decider returns after the
-        other ranks have read the result, or 10 seconds later. Raises RuntimeError if the store or the decider does not
-        answer.
+        The dict lacks ranks that do not send their value, as JSON, within `seconds`. `word` reads a value, and raises
+        an error if no rank can have sent it. The decider returns after the other ranks have read the result, or 10
+        seconds later. Raises RuntimeError if the store or the decider does not answer.
         """
 
-        def ask() -> Any:
-            store.set(f"{name}/{self.rank}", json.dumps(mine))
+        def ask() -> dict[int, T]:
+            store.set(f"{name}/{self.rank}", json.dumps(mine, default=vars))
             deadline = time.monotonic() + seconds
             if self.rank == decider:
-                found: dict[int, Any] = {}
-                while len(found) < len(ranks) and time.monotonic() < deadline:
-                    for rank in ranks:
-                        if rank not in found and store.check([f"{name}/{rank}"]):
-                            found[rank] = json.loads(store.get(f"{name}/{rank}"))
+                found: dict[int, T] = {}
+                silent = set(self._ranks)
+                while silent and time.monotonic() < deadline:
+                    for rank in [rank for rank in silent if store.check([f"{name}/{rank}"])]:
+                        silent.remove(rank)
+                        if (said := _read(store.get(f"{name}/{rank}"), word)) is not None:
+                            found[rank] = said
                     self._pause()
-                store.set(name, json.dumps(decide(found)))
+                decided = decide(found)
+                store.set(name, json.dumps(decided, default=vars))
                 # The store may end with this process, so the others read the decision first.
-                readers = [rank for rank, word in found.items() if rank != decider and word is not None]
+                readers = [rank for rank in found if rank != decider]
                 deadline = time.monotonic() + REGROUP_SECONDS
                 while any(not store.check([f"{name}/{rank}/read"]) for rank in readers) and time.monotonic() < deadline:
                     self._pause()
+                return decided
             while not store.check([name]):
                 if time.monotonic() > deadline + REGROUP_SECONDS:
                     raise RuntimeError(f"rank {decider} does not answer")
                 self._pause()
-            decision = json.loads(store.get(name))
+            read = _read(store.get(name), lambda said: {int(rank): word(each) for rank, each in said.items()})
             with contextlib.suppress(RuntimeError, OSError):  # the decider did not wait any longer
                 store.set(f"{name}/{self.rank}/read", "")
-            return decision
+            if read is None:
+                raise RuntimeError("found words that no rank says")
+            return read
 
         return _within(seconds + 2 * REGROUP_SECONDS, ask, self.stop)
 
@@ -304,6 +292,15 @@ class Group:
             )
         )
 
+    def scatter(self, mine: NDArray[np.uint8], sender: int, out: NDArray[np.uint8]) -> None:
+        """Fills `out`, uint8 (n,), with node `sender`'s `mine`, uint8 (n,), which no other node passes on."""
+        import torch
+
+        options: Any = torch.distributed.ScatterOptions()
+        options.rootRank = sender
+        parts = [[torch.from_numpy(mine)] * len(self)] if self.rank == sender else []
+        self._wait(lambda: self.gloo.scatter([torch.from_numpy(out)], parts, options))
+
     def _wait(self, start: Callable[[], Any]) -> None:
         try:
             work = start()
@@ -326,10 +323,20 @@ class Group:
 
 def _difference(rank: int, found: Mapping[str, str], expected: Mapping[str, str]) -> str:
     """Returns in words the first entry of `found`, of this rank, that is not in `expected`, of rank 0; "" if none."""
-    for name, value in found.items():
-        if value != expected[name]:
-            return f"expected one {name} on all ranks, found {value} on rank {rank}, {expected[name]} on rank 0"
+    if not found and rank:
+        return f"rank {rank} has not come within {MEET_SECONDS:.0f} seconds"
+    for name in sorted({*found, *expected}):
+        value, wanted = found.get(name, "nothing"), expected.get(name, "nothing")
+        if value != wanted:
+            return f"expected one {name} on all ranks, found {value} on rank {rank}, {wanted} on rank 0"
     return ""
+
+
+def _read(said: bytes, word: Callable[[Any], T]) -> T | None:
+    """Returns `word` of the JSON `said`; None if no rank says so. Others may have written it into the store."""
+    with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
+        return word(json.loads(said))
+    return None
 
 
 def _wait_for_name(host: str, on_message: Callable[[str], object]) -> None:
@@ -356,13 +363,16 @@ def _torch() -> Any:
 
 
 def _store(host: str, port: int, seconds: float, *, hosts: bool = False) -> Any:
-    """Returns a store of torch.distributed at this address; with `hosts`, a store that listens there.
+    """Returns a store of torch.distributed at this address; with `hosts`, a store that listens there, and only there.
 
     Raises RuntimeError or OSError if it does not answer within `seconds`.
     """
-    limit = timedelta(seconds=seconds)
+    limit, server = timedelta(seconds=seconds), None
+    if hosts:  # torch itself would listen on all interfaces
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        port, server = listener.getsockname()[1], listener.detach()
     make = partial(_torch().TCPStore, host, port, is_master=hosts, wait_for_workers=False, timeout=limit)
-    return _within(seconds + _CONNECT_SECONDS, make)
+    return _within(seconds + _CONNECT_SECONDS, partial(make, master_listen_fd=server))
 
 
 def _within(seconds: float, do: Callable[[], T], stop: Flag | None = None) -> T:
@@ -382,17 +392,9 @@ def _within(seconds: float, do: Callable[[], T], stop: Flag | None = None) -> T:
         del call  # or its error, whose traceback has this frame, would be part of a cycle
 
 
-def _own_address(host: str) -> str:
-    """Returns an address of this machine for ranks that can reach `host`. Sends nothing."""
-    with contextlib.suppress(OSError):
-        for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
-            with socket.socket(family, kind) as probe, contextlib.suppress(OSError):
-                probe.connect(address)
-                found = str(probe.getsockname()[0])
-                # A machine may know its own name as a loopback address; the others know it by that name.
-                return host if ipaddress.ip_address(found.partition("%")[0]).is_loopback else found
-    return socket.gethostname()
+def _interfaces() -> list[str]:
+    return [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
 
 
 def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return printable((str(error).strip().splitlines() or [type(error).__name__])[0][:200])

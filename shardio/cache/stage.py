@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shardio.cache.filler import CopyFiller
 from shardio.cache.folder import Cache
 from shardio.cache.leases import Lease
-from shardio.cache.meeting import GroupBrokenError, Meeting
+from shardio.cache.meeting import Meeting
 from shardio.format.manifest import Manifest
 from shardio.format.parse import is_digest
 from shardio.sets.names import hinting_at_order
@@ -71,12 +71,6 @@ def stage(
     with hinting_at_order(cache, "SRC, the set, comes first, and CACHE second"):
         lease, manifest = take_lease(storage, Cache(cache), digest)
     with contextlib.closing(storage), lease:
-        if together is not None:
-            try:
-                together.agree({"set": storage.name, "digest": manifest.digest}, needs_all=False)
-            except GroupBrokenError as error:
-                on_message(f"{error}: this node goes on alone")
-                together = None
         filler = CopyFiller(
             storage,
             manifest,

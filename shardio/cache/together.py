@@ -4,7 +4,7 @@ The nodes go through the files in windows, a few MiB each. For each window, the 
 have. The bytes that some node lacks are split into equal shares, one for each node. A node reads its share from the
 source, or gets it from a node that has it. Then gloo gathers all shares on all nodes, in a ring, so each link carries
 about as many bytes as the window has, however many nodes there are. While a window is gathered, the shares of the next
-windows are read, and the previous window is written.
+windows are read, and the previous window is written. A file that came wrong is read by one node and sent to each other.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from shardio.cache.meeting import Group, GroupBrokenError
 from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy
+from shardio.errors import first_of
 from shardio.format.entries import FileEntry
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.opening import FolderHandle
@@ -70,10 +71,8 @@ class WindowPlan:
     pieces: tuple[Piece, ...]
     """In order: the window is the bytes of these pieces, one after the other."""
     share_nbytes: int
-
-    @property
-    def runs(self) -> list[Run]:
-        return joined(self.pieces)
+    sender: int | None = None
+    """The node that reads all pieces, and sends them to each other node itself; None if nodes pass on shares."""
 
     def counts(self, num_nodes: int) -> NDArray[np.int64]:
         """Returns int64 (nodes, nodes): at [i, j], how many bytes node i reads that are in the share of node j."""
@@ -115,13 +114,17 @@ def joined(pieces: Sequence[Piece]) -> list[Run]:
 def plan_window(blocks: Sequence[Block], has: NDArray[np.bool_], readers: Sequence[int], turn: int = 0) -> WindowPlan:
     """Returns the plan of a window of `blocks`. `has`, bool (nodes, blocks), is true where a node has a block.
 
-    `readers` are the nodes that can read from the source. `turn` is the number of the pass over the files, from 0. A
-    later pass gives a share to another reader, as a reader may get damaged bytes.
+    `readers` are the nodes that can read from the source. `turn` is the number of the pass over the files, from 0. In a
+    later pass one of them sends all, each time another one, as a reader may get damaged bytes.
     """
     num_nodes = len(has)
     wanted = np.flatnonzero(~has.all(axis=0)).tolist()
     total = sum(blocks[number][2] - blocks[number][1] for number in wanted)
     share_nbytes = -(-total // num_nodes)
+    if turn:
+        sender = readers[turn % len(readers)]
+        again = [Piece(blocks[k][0], blocks[k][1], blocks[k][2] - blocks[k][1], sender, sender, True) for k in wanted]
+        return WindowPlan(tuple(again), share_nbytes, sender)
     pieces: list[Piece] = []
     done = 0
     for number in wanted:
@@ -133,7 +136,7 @@ def plan_window(blocks: Sequence[Block], has: NDArray[np.bool_], readers: Sequen
             if owners:
                 owner = share if share in owners else owners[number % len(owners)]
             else:
-                owner = share if share in readers and not turn else readers[(share + turn) % len(readers)]
+                owner = share if share in readers else readers[share % len(readers)]
             pieces.append(Piece(entry, start, nbytes, owner, share, not owners))
             start, done = start + nbytes, done + nbytes
     return WindowPlan(tuple(pieces), share_nbytes)
@@ -164,7 +167,7 @@ class Together:
 
     `files` are all files of the set, in the same order on all nodes. Threads call `finish` with each file whose blocks
     are all THERE; it returns whether the file's sha256 is right. Threads call `on_progress` with the number of bytes
-    just written. `folder` is the folder of the copy.
+    just written. `on_message` is called with a sentence that names a node. `folder` is the folder of the copy.
     """
 
     group: Group
@@ -174,6 +177,7 @@ class Together:
     files: Sequence[FileEntry]
     finish: Callable[[FileEntry], bool]
     on_progress: Callable[[int], object]
+    on_message: Callable[[str], object]
 
     def __post_init__(self) -> None:
         self._copy = FolderStorage(self.folder)
@@ -181,27 +185,31 @@ class Together:
         self._complete = {entry: not os.path.lexists(str(self.partial.path_of(entry))) for entry in self.files}
         self._planned: deque[tuple[WindowPlan, Call[NDBytes]]] = deque()
         """The windows that are planned and not passed on yet."""
-        self._nbytes = _FIRST_NBYTES
         self._windows = deque([np.zeros(0, np.uint8)] * 3)
+        self._came: dict[FileEntry, list[tuple[int, int, WindowPlan]]] = {}
+        """What this pass has written into each unfinished file: the plans of the bytes [start, stop)."""
+        self._before = self._came
+        self._givers: dict[FileEntry, list[set[int]]] = {}
+        """The nodes that gave each piece which is another one in this pass."""
 
     def run(self) -> None:
-        """Fetches files until all nodes have all files, or a pass over the missing files has completed none of them.
+        """Fetches files until all nodes have all files, in at most `_MOST_PASSES` passes.
 
-        Makes at most `_MOST_PASSES` passes. Raises GroupBrokenError if a node has ended, LeftBehindError if this node
-        is too slow, and OSError if no node can read from the source, or if the disk of this node is full.
+        Raises GroupBrokenError if a node has ended, LeftBehindError if this node is too slow, and OSError if no node
+        can read from the source, or if the disk of this node is full.
         """
-        before: NDBytes | None = None
         with (
             ThreadPool(AHEAD, "shardio-stage-read") as self._readers,
             ThreadPool(1, "shardio-stage-write") as self._writers,
             ThreadPool(2, "shardio-stage-finish") as self._finishers,
         ):
             for turn in range(_MOST_PASSES):
-                complete = self._tell(np.array([*map(self._complete.get, self.files)], np.uint8))
-                if complete.all() or (before is not None and (complete == before).all()):
+                complete = self._tell(np.array([*map(self._complete.get, self.files)], np.uint8)).all(axis=0)
+                if complete.all():
                     return
-                before = complete
-                files = [self.files[number] for number in np.flatnonzero(~complete.all(axis=0)).tolist()]
+                files = [self.files[number] for number in np.flatnonzero(~complete).tolist()]
+                self._before, self._came, self._givers = self._came, {}, {}
+                self._nbytes = _FIRST_NBYTES
                 try:
                     self._pass(files, turn)
                 except BaseException:
@@ -213,6 +221,11 @@ class Together:
                 for entry, call in self._finishing.items():
                     self._complete[entry] = call.result()
                 self._finishing.clear()
+                if wrong := [entry.file for entry in self._givers if self._complete[entry]]:
+                    givers = [nodes for entry in self._givers if self._complete[entry] for nodes in self._givers[entry]]
+                    nodes = sorted(set.intersection(*givers) or set.union(*givers))
+                    names = " or ".join(str(self.group.members[node]) for node in nodes)
+                    self.on_message(f"wrong bytes came from {names}, in {first_of(wrong, 3)}: read again, once for all")
 
     def _tell(self, mine: NDBytes) -> NDBytes:
         """Sends `mine`, uint8 (n,), to all nodes. Returns the `mine` of every node, uint8 (nodes, n)."""
@@ -245,9 +258,10 @@ class Together:
             told = self._tell(np.concatenate([head, np.packbits(has)]))
             heads = told[:, :8].copy().view(np.float32)
             can_read &= heads[:, 1] == 0
-            if (behind := slow.add(heads[:, 0])) is not None:
-                raise LeftBehindError if behind == self.group.rank else GroupBrokenError("another node is too slow")
-            self._resize(float(heads[:, 0].max()))
+            if not turn:  # else one node reads all
+                if (behind := slow.add(heads[:, 0])) is not None:
+                    raise LeftBehindError if behind == self.group.rank else GroupBrokenError("another node is too slow")
+                self._resize(float(heads[:, 0].max()))
             if due is not None and heads[:, 1].any():
                 self._mark(due[0], MISSING)  # a node could not read its share: the window is fetched again
             elif due is not None:
@@ -293,7 +307,7 @@ class Together:
 
     def _mark(self, plan: WindowPlan, state: int) -> None:
         """Sets the state of the blocks of `plan` that this node lacks, for the other processes of the node."""
-        for run in plan.runs:
+        for run in joined(plan.pieces):
             for begin, end in self._lacking(run):
                 self.partial.mark(run.entry, state, begin, end)
 
@@ -325,6 +339,15 @@ class Together:
     def _pass_on(self, plan: WindowPlan, owned: NDBytes) -> NDBytes:
         """Exchanges `owned`, this node's pieces, with the other nodes. Returns all pieces' bytes, then padding."""
         num_nodes, rank = len(self.group), self.group.rank
+        nbytes = num_nodes * plan.share_nbytes
+        # One is gathered, and two may still be written. New memory for each window would cost more than to copy it.
+        self._windows.rotate()
+        if len(self._windows[0]) < nbytes:
+            self._windows[0] = np.empty(nbytes, np.uint8)
+        window = self._windows[0][:nbytes]
+        if plan.sender is not None:
+            self.group.scatter(owned, plan.sender, window[: sum(piece.nbytes for piece in plan.pieces)])
+            return window
         share = np.zeros(plan.share_nbytes, np.uint8)
         counts = plan.counts(num_nodes)
         if counts.sum() > counts.trace():  # a node has bytes for the share of another one
@@ -339,27 +362,39 @@ class Together:
                     places[piece.owner], done = place + piece.nbytes, done + piece.nbytes
         else:
             share[: len(owned)] = owned
-        nbytes = num_nodes * plan.share_nbytes
-        # One is gathered, and two may still be written. New memory for each window would cost more than to copy it.
-        self._windows.rotate()
-        if len(self._windows[0]) < nbytes:
-            self._windows[0] = np.empty(nbytes, np.uint8)
-        window = self._windows[0][:nbytes]
         if nbytes:
             self.group.gather(share, window)
         return window
 
     def _write(self, plan: WindowPlan, window: NDBytes) -> None:
         """Writes the bytes of `window` that this node lacks into the copy. Runs in a thread."""
-        for run in plan.runs:
+        for run in joined(plan.pieces):
             for begin, end in self._lacking(run):
                 place = run.place - run.start
-                self.partial.write(run.entry, begin, window[place + begin : place + end].data)
+                data = window[place + begin : place + end]
+                if run.entry in self._before:
+                    self._compare(run.entry, begin, data)
+                self.partial.write(run.entry, begin, data.data)
+                self._came.setdefault(run.entry, []).append((begin, end, plan))
                 self.on_progress(end - begin)
             self._finish_if_there(run.entry)
 
+    def _compare(self, entry: FileEntry, begin: int, data: NDBytes) -> None:
+        """Finds out who gave the bytes of an unfinished file, from byte `begin` on, that are others than `data`."""
+        there = np.empty_like(data)
+        self.partial.read(entry, begin, there.data)
+        for start, stop, plan in self._before[entry]:
+            for piece in plan.pieces:
+                span = slice(max(0, piece.start - begin), max(0, piece.start + piece.nbytes - begin))
+                if piece.entry == entry and start <= piece.start < stop and (there[span] != data[span]).any():
+                    self._givers.setdefault(entry, []).append({piece.owner, piece.share})
+
     def _finish_if_there(self, entry: FileEntry) -> None:
-        if self._complete[entry] or entry in self._finishing:
-            return
-        if (self.partial.states_of(entry, 0, entry.nbytes) == THERE).all():
-            self._finishing[entry] = self._finishers.submit(self.finish, entry)
+        is_begun = self._complete[entry] or entry in self._finishing
+        if not is_begun and (self.partial.states_of(entry, 0, entry.nbytes) == THERE).all():
+            self._finishing[entry] = self._finishers.submit(self._finish, entry)
+
+    def _finish(self, entry: FileEntry) -> bool:
+        if is_right := self.finish(entry):
+            self._came.pop(entry, None)
+        return is_right

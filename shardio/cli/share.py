@@ -170,10 +170,10 @@ def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str 
     if rendezvous is not None and not together:
         raise click.UsageError("--rendezvous is only for --together: give --together, or leave --rendezvous out")
     if together:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns, too, of what is told below
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # it logs, too, what is told below
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # gloo's copies in memory would keep all cores waiting
-        from shardio.cache.meeting import Meeting, rendezvous_of
-        from shardio.loading.world import find_world
+        from shardio.cache.meeting import Meeting
+        from shardio.loading.world import find_world, rendezvous_of
 
         world = find_world()
         if world.world_size > 1:

@@ -1,4 +1,4 @@
-"""Rank and world size of this process, from the arguments, torch.distributed or the launcher."""
+"""Rank and world size of this process, and where ranks meet: from arguments, torch.distributed or the launcher."""
 
 from __future__ import annotations
 
@@ -105,6 +105,30 @@ def meet_in_torch() -> Meeting | None:
         return None
     store = store_of_torch(f"meeting{next(_MEETINGS)}")
     return Meeting(store, world.rank, world.world_size, os.environ.get("MASTER_ADDR") or socket.gethostname())
+
+
+def rendezvous_of(text: str | None, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Returns the host and port where the ranks of a job meet.
+
+    They come from `text`, HOST:PORT; or else from MASTER_ADDR and MASTER_PORT; or else they are the first host of the
+    SLURM step, and a port computed from the ids of the job and step. Raises LaunchError if none of these is given, or
+    the port is not a number from 1 to 65535.
+    """
+    if text is None and "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
+        text = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
+    if text is None and (first := re.match(r"([^\[,]|\[[^\]]*\])+", hosts)):  # a1, a[1-3,7], a[1-2]b[3-4], or a list
+        job, step = (int(environ.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+        # Below the ports that systems give to connections.
+        host = re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0])
+        text = f"{host}:{15000 + (job * 31 + step) % 17000}"
+    host, _, port = (text or "").rpartition(":")
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
+        raise LaunchError(
+            f"expected the address of rank 0, where the nodes meet, as HOST:PORT, found {text!r}: give it by "
+            "--rendezvous, or set MASTER_ADDR and MASTER_PORT"
+        )
+    return host.strip("[]"), int(port)
 
 
 def store_of_torch(prefix: str) -> Any:

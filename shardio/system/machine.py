@@ -1,21 +1,26 @@
-"""Measures the cores and memory that this process may use, and names the kinds of filesystems.
+"""Measures the cores and memory that this process may use, and names the kinds of filesystems, and its addresses.
 
-All of it is read from /proc and /sys/fs/cgroup. Where these do not exist, results say that a value is unknown.
+Most of it is read from /proc and /sys/fs/cgroup. Where these do not exist, results say that a value is unknown.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
+import ipaddress
 import math
 import os
 import re
 import secrets
+import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+_SIOCGIFADDR = 0x8915  # of Linux
 
 
 @functools.cache
@@ -163,3 +168,29 @@ def _mounts(text: str) -> Iterator[tuple[int, str, str]]:
         # mountinfo has space, tab, newline and backslash as octal numbers.
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
         yield os.makedev(major, minor), point, filesystem.split(" ")[0]
+
+
+def public_name(host: str, interface: str = "") -> str:
+    """Returns `host`, or the address by which others know this machine if `host` is its own name.
+
+    A machine may know its own name as a loopback address. Then it is the address of `interface`, or if that is "", of
+    the only interface that has one.
+    """
+    if re.fullmatch("localhost|[0-9.]+|.*:.*", host) or not ipaddress.ip_address(own_address(host)).is_loopback:
+        return host
+    found = list[str]()
+    for name in [interface] if interface else [name for _, name in socket.if_nameindex() if name != "lo"]:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            found.append(socket.inet_ntoa(answer[20:24]))
+    return found[0] if len(found) == 1 else host
+
+
+def own_address(host: str) -> str:
+    """Returns the address of this machine on the interface by which it reaches `host`. Sends nothing."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind) as probe, contextlib.suppress(OSError):
+                probe.connect(address)
+                return str(probe.getsockname()[0]).partition("%")[0]
+    return "127.0.0.1"

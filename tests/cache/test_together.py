@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -10,9 +11,11 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +25,18 @@ from command import printed_by, run_python, shardio
 from deadlines import until
 from folders import contents
 from places import CHAOS
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 
 from shardio.cache import stage as staging
 from shardio.cache.folder import Cache
-from shardio.cache.meeting import GroupBrokenError, Meeting, rendezvous_of
+from shardio.cache.meeting import GroupBrokenError, Meeting, _store
 from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy, blocks_of
 from shardio.cache.stage import stage
-from shardio.cache.together import SlowNodes, Together, joined, plan_window
+from shardio.cache.together import SlowNodes, Together, WindowPlan, joined, plan_window
 from shardio.errors import LaunchError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
+from shardio.loading.world import rendezvous_of
 from shardio.reading.shardset import open_shards
 from shardio.sets.storage import FolderStorage
 from shardio.system.opening import FolderHandle
@@ -106,7 +110,7 @@ def test_plans_give_each_missing_byte_one_reader_and_equal_shares() -> None:
         chance = rng.choice([0, 0.2, 0.9])
         has = np.array([[rng.random() < chance for _ in blocks] for _ in range(nodes)])
         readers = sorted(rng.sample(range(nodes), rng.randint(1, nodes)))
-        plan = plan_window(blocks, has, readers, rng.randint(0, 2))
+        plan = plan_window(blocks, has, readers)
         wanted = [block for number, block in enumerate(blocks) if not has[:, number].all()]
         total = sum(stop - start for _, start, stop in wanted)
         assert sum(piece.nbytes for piece in plan.pieces) == total, seed
@@ -122,10 +126,15 @@ def test_plans_give_each_missing_byte_one_reader_and_equal_shares() -> None:
             assert piece.owner in readers if piece.from_source else has[piece.owner, number], seed
 
 
-def test_another_turn_reads_from_another_node() -> None:
-    blocks, has = [(FILES[0], 0, 90)], np.zeros((3, 1), bool)
-    owners = [[piece.owner for piece in plan_window(blocks, has, [0, 1, 2], turn).pieces] for turn in (0, 1)]
-    assert owners == [[0, 1, 2], [1, 2, 0]]
+def test_in_another_turn_one_node_reads_all_and_sends_it_to_each_other_node_and_then_another_one() -> None:
+    blocks, has = [(FILES[0], 0, 90), (FILES[1], 5, 9)], np.array([[True, False], [False, False], [False, True]])
+    for turn, sender in ((1, 2), (2, 0), (3, 2)):
+        plan = plan_window(blocks, has, [0, 2], turn)
+        assert plan.sender == sender
+        assert [(piece[1:3], piece[3], piece[5]) for piece in map(astuple, plan.pieces)] == [
+            ((0, 90), sender, True),
+            ((5, 4), sender, True),
+        ]
 
 
 def test_only_a_node_that_stays_slow_is_left_behind() -> None:
@@ -179,32 +188,89 @@ def test_a_host_name_that_does_not_resolve_is_said_at_once(monkeypatch: pytest.M
     assert [text.partition(":")[0] for text in said] == ["no-such-host.invalid"]
 
 
-def test_jobs_at_one_port_are_told_apart_by_their_number_and_their_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_at_one_port_do_not_mix_if_they_have_other_numbers_or_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.cache.meeting.MEET_SECONDS", 2.0)
     monkeypatch.setattr("shardio.cache.meeting.REGROUP_SECONDS", 0.1)
     place = ("127.0.0.1", free_port())
 
-    def agreed(rank: int, job: str, digest: str) -> str:
+    def formed(rank: int, job: str, digest: str) -> list[int] | str:
         monkeypatch.setenv("SLURM_JOB_ID", job)
-        meetings.append(Meeting.at(place, rank, 2))
+        meetings.append(Meeting.at(place, rank, 3))
         try:
-            meetings[-1].agree({"digest": digest}, needs_all=False)
-        except (LaunchError, GroupBrokenError) as error:
+            return [member.rank for member in meetings[-1].form(digest, fills=True)]
+        except GroupBrokenError as error:
             return str(error)
-        return ""
 
     meetings: list[Meeting] = []  # rank 0 hosts the store
-    assert agreed(0, "7", "a") == ""
-    assert "rank 0 does not answer" in agreed(1, "8", "a")
-    assert re.search("digest.* found b on rank 1", agreed(1, "7", "b"))
-    assert agreed(1, "7", "a") == ""
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(formed, rank, "7", "ab"[rank]) for rank in range(2)]
+        assert found[0].result() == [0]
+        assert "another set" in found[1].result()
+    assert "rank 0 does not answer" in formed(1, "8", "a")
+    assert "came late" in formed(2, "7", "a")
+
+
+def test_loaders_of_different_sets_all_get_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.cache.meeting.MEET_SECONDS", 1.0)
+    for digests, told in (("ab", "digest.* found b on rank 1"), ("a", "rank 1 has not come")):
+        store = HashStore()
+
+        def agree(rank: int, digest: str, store: HashStore = store) -> str:
+            with pytest.raises(LaunchError) as error:
+                Meeting(store, rank, 2, "127.0.0.1").agree({"digest": digest})
+            return str(error.value)
+
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(agree, range(2), digests))
+        assert all(re.search(told, each) for each in found), found
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("null", "5", "{[", "[" * 100000, "[3]", '"text"', b"\xff\xfe"),
+        *('{"a": 1}', '{"1": null}', '{"1": {"rank": 1}}'),
+        '{"1": {"rank": 1, "name": "a", "host": 5, "port": 1, "digest": "a"}}',
+        '{"1": {"rank": 1, "name": "a", "host": "a", "port": 1099511627776, "digest": "a"}}',
+        '{"1": {"rank": 1, "name": "a", "host": "\\ud800", "port": 1, "digest": "a"}}',
+        '{"1": {"rank": 1, "name": "a", "host": "a", "port": 1, "digest": "a"}}',
+    ],
+)
+def test_words_of_a_stranger_end_no_node(said: str | bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.cache.meeting.REGROUP_SECONDS", 0.1)
+    store = HashStore()
+    for key in ("form", "agree", "form/1", "agree/1"):
+        store.set(key, said)
+    nodes = [Meeting(store, rank, 2, "127.0.0.1") for rank in range(2)]
+    with pytest.raises(GroupBrokenError, match="rank"):
+        nodes[1].form("a", fills=True)
+    with pytest.raises(LaunchError, match="rank"):
+        nodes[1].agree({"digest": "a"})
+    for key in ("form/1", "agree/1"):
+        store.set(key, said)
+    assert [member.rank for member in nodes[0].form("a", fills=True)] == [0]
+    with pytest.raises(LaunchError, match="rank 1"):
+        nodes[0].agree({"digest": "a"})
+
+
+def test_a_store_listens_at_its_own_address_alone() -> None:
+    store = _store("127.0.0.1", 0, 5.0, hosts=True)
+    for address, answer in (("127.0.0.1", 0), ("127.0.0.2", errno.ECONNREFUSED)):
+        with socket.socket() as probe:
+            assert probe.connect_ex((address, store.port)) == answer
 
 
 # --- copying ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+def said() -> list[str]:
+    """What the nodes say."""
+    return []
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Callable[..., list[Any]]:
     """Copies a set to caches together: each node is a thread. Of `size` ranks, those without a cache do not come.
 
     Returns the bytes that each node has read from the source, and the files that it has copied; or its LaunchError.
@@ -236,7 +302,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             meeting = Meeting.at(place, rank, size or len(caches))
             src = sources if isinstance(sources, Path) else sources[rank]
             try:
-                report = stage(src, caches[rank], together=meeting)
+                report = stage(src, caches[rank], together=meeting, on_message=said.append)
             except LaunchError as error:
                 return str(error)
             return [sum(reads[threading.get_ident()]), report.num_copied]
@@ -330,12 +396,43 @@ def test_a_block_that_a_node_is_fetching_for_a_batch_is_waited_for_and_not_read_
         assert contents(cache / manifest.digest) == contents(src)
 
 
-def test_ranks_that_want_different_sets_all_get_an_error(
-    make_set: Callable[..., Path], tmp_path: Path, nodes: Callable[..., list[Any]]
+def test_nodes_that_want_different_sets_go_on_alone(
+    make_set: Callable[..., Path], tmp_path: Path, nodes: Callable[..., list[Any]], said: list[str]
 ) -> None:
-    found = nodes([make_set(20), make_set(30)], [tmp_path / "node-0", tmp_path / "node-1"])
-    assert all(re.search("set .*rank 1", error) for error in found), found
-    assert not [path for path in tmp_path.glob("node-*/*") if path.is_dir()]
+    sources, caches = [make_set(20), make_set(30)], [tmp_path / "node-0", tmp_path / "node-1"]
+    nodes(sources, caches)
+    for source, cache in zip(sources, caches, strict=True):
+        assert contents(cache / load_manifest(source).digest) == contents(source)
+    assert len(said) == 1
+    assert re.search("another set.* goes on alone", said[0])
+
+
+def test_a_file_that_came_wrong_is_read_again_once_for_all_and_the_node_that_gave_it_is_named(
+    make_set: Callable[..., Path],
+    tmp_path: Path,
+    nodes: Callable[..., list[Any]],
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    src, caches, read = make_set(45), [tmp_path / f"node-{number}" for number in range(3)], Together._read
+    manifest = load_manifest(src)
+    wrong = manifest.splits["train"].shards[1]
+
+    def lie(together: Together, plan: WindowPlan) -> Any:
+        out = read(together, plan)
+        if together.group.rank == 2 and plan.sender is None and wrong in {piece.entry for piece in plan.pieces}:
+            out[:] = 7
+        return out
+
+    monkeypatch.setattr(Together, "_read", lie)
+    found = nodes(src, caches)
+    for cache in caches:
+        assert contents(cache / manifest.digest) == contents(src)
+    named = set(re.findall(r"train[\w-]*\.npy", " ".join(said)))
+    assert wrong.file in named
+    again = sum(entry.nbytes for entry in manifest.files if entry.file in named)
+    assert sum(nbytes for nbytes, _ in found) == manifest.nbytes + again
+    assert all(re.findall("rank [0-9]", text) == ["rank 2"] for text in said), said
 
 
 class Gone:
@@ -354,7 +451,7 @@ def test_a_node_goes_on_alone_if_rank_0_ends_before_they_have_agreed_and_a_loade
     assert contents(Path(report.path)) == contents(src)
     assert said == ["rank 0 does not answer: Broken pipe: this node goes on alone"]
     with pytest.raises(LaunchError, match="rank 0 does not answer: Broken pipe"):
-        meeting.agree({}, needs_all=True)
+        meeting.agree({})
 
 
 def test_a_store_whose_process_is_stopped_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,16 +473,61 @@ time.sleep(60)
         monkeypatch.setattr("shardio.cache.meeting.MEET_SECONDS", 0.5)
         monkeypatch.setattr("shardio.cache.meeting.REGROUP_SECONDS", 0.1)
         with pytest.raises(GroupBrokenError, match="no answer"):
-            met.agree({}, needs_all=False)
+            met.form("", fills=True)
         os.kill(pid, signal.SIGKILL)
     for thread in threading.enumerate():  # what was waiting gets an error now
         if thread.name == "shardio-meet":
             thread.join(30)
 
 
+SPACES = """
+import os, socket, subprocess, sys, time
+ends = [(0, "10.77.{}.1"), (subprocess.Popen(["unshare", "-n", "sleep", "60"]).pid, "10.77.{}.2")]
+while os.readlink(f"/proc/{ends[1][0]}/ns/net") == os.readlink("/proc/self/ns/net"):
+    time.sleep(0.01)
+
+def run(pid, *words, start=subprocess.check_output, **options):
+    return start([*(["nsenter", "-t", str(pid), "-n"] if pid else []), *map(str, words)], text=True, **options)
+
+for k in (1, 2):
+    run(0, "ip", "link", "add", f"veth{k}", "type", "veth", "peer", "name", f"veth{k}", "netns", ends[1][0])
+    for pid, address in ends:
+        run(pid, "ip", "addr", "add", address.format(k) + "/24", "dev", f"veth{k}")
+        for device in ("lo", f"veth{k}"):
+            run(pid, "ip", "link", "set", device, "up")
+nodes = []
+for rank, (pid, _) in enumerate(ends):
+    environ = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"}
+    words = (sys.executable, "-m", "shardio", "stage", sys.argv[1], sys.argv[2 + rank], "--together")
+    nodes.append(run(pid, *words, "--rendezvous", "10.77.1.1:29500", start=subprocess.Popen, env=environ))
+places = set()
+while any(node.poll() is None for node in nodes):
+    time.sleep(0.02)
+    for rank, (pid, _) in enumerate(ends):
+        for line in run(pid, "cat", "/proc/net/tcp", "/proc/net/tcp6").splitlines():
+            if line.split()[3] == "0A":
+                places.add((rank, socket.inet_ntoa(bytes.fromhex(line.split()[1][:8])[::-1])))
+print(sorted(places), [node.wait() for node in nodes])
+run(0, "kill", ends[1][0])
+"""
+
+
+def test_nothing_listens_at_a_second_interface(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    src, caches = make_set(95), [tmp_path / "node-0", tmp_path / "node-1"]
+    tried = subprocess.run(["sh", "-c", "unshare -Urn ip link add type veth"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"no network namespaces: {tried.stderr.strip()}")
+    words = ["unshare", "-Urn", sys.executable, "-c", SPACES, src, *caches]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert done.stdout.endswith("[(0, '10.77.1.1'), (1, '10.77.1.2')] [0, 0]\n"), done
+    for cache in caches:
+        assert contents(cache / load_manifest(src).digest) == contents(src)
+    assert "alone" not in done.stderr
+
+
 def test_a_node_that_breaks_stops_no_other_and_the_next_run_completes_the_copies(tmp_path: Path) -> None:
-    words = ("--rounds", "10", "--nodes", "3", "--seed", "1", "--folder", tmp_path)
-    assert printed_by(CHAOS / "break_nodes.py", *words).endswith("\n10 rounds, 0 violations\n")
+    words = ("--rounds", "12", "--nodes", "3", "--seed", "1", "--folder", tmp_path)
+    assert printed_by(CHAOS / "break_nodes.py", *words).endswith("\n12 rounds, 0 violations\n")
     assert not list(tmp_path.iterdir())
 
 

@@ -1,12 +1,16 @@
 #!/usr/bin/env python
 """Lets nodes copy a set together, and breaks one of them at a random moment.
 
-    python tools/chaos/break_nodes.py [--rounds 300] [--nodes 5] [--seed 0]
+    python tools/chaos/break_nodes.py [--rounds 300] [--nodes 5] [--seed 0] [--faults intruder liar] [--train]
 
 Each node is a process with a cache of its own. A node is killed, stopped for a while or for good, loses its
 connections, gets errors from the source, has a full disk, or gets a damaged byte from the source or from the others; or
-the source fails for all. No process may hang, no copy may be published with wrong bytes, and the nodes that nothing
-happened to must have the copy. Then the same command is run again, on all nodes: it completes the copies.
+the source fails for all. A node lies: it gives wrong bytes, or says what is not so. An intruder, who is no node, sends
+garbage and words of its own to all ports that listen, or nothing. No process may hang, no copy may be published with
+wrong bytes, and the nodes that nothing happened to must have the copy. Then the same command is run again, on all
+nodes: it completes the copies.
+
+With --train, each node reads samples while it copies, as a loader does that does not check them: none may be wrong.
 
 Prints how often the source was read, in sizes of the set. Exit code 1 if anything was otherwise. Linux only.
 """
@@ -28,17 +32,19 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attack
 import numpy as np
-import torch.distributed  # noqa: F401 - once, before the processes fork
+import torch.distributed  # once, before the processes fork
 from attack import Child, Rounds, Say, Tell, hash_files, make_parser, never_sync, verdict, write_set
 
-from shardio.cache import meeting, partial_copy, together
+from shardio.cache import cached_split, meeting, partial_copy, together
 from shardio.cache import stage as staging
+from shardio.cache.cached_split import CachedSplit
 from shardio.cache.meeting import Meeting
 from shardio.cache.partial_copy import PartialCopy
 from shardio.cache.stage import stage
@@ -46,20 +52,32 @@ from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.storage import FolderStorage
 
+TORCH: Any = torch.distributed
 PATCHED_STAGING: Any = staging
+PATCHED_CACHED: Any = cached_split
 PATCHED_MEETING: Any = meeting
 PATCHED_TOGETHER: Any = together
 PATCHED_PARTIAL: Any = partial_copy
 
 FAULTS = (
     *("nothing", "killed", "stopped", "paused", "cut off", "source", "all sources", "full disk"),
-    *("damaged source", "damaged way"),
+    *("damaged source", "damaged way", "liar", "intruder"),
+)
+GARBAGE = (
+    *(b"", b"\0", bytes(64), b"\xff" * 64, b"GET / HTTP/1.1\r\n\r\n", bytes(8) + b"\xff" * 100, b"\3" + bytes(300)),
+    *(b"\0" + (1 << 40).to_bytes(8, "little") * 3, b"\1\5\0\0\0\0\0\0\0abcde" + (1 << 45).to_bytes(8, "little")),
+)
+WORDS = (
+    *("null", "5", "{[", "[" * 100000, "[3]", '"\x1b[2J"', '{"0": null}', '{"1": {"rank": 1}}', "{}", "x" * (1 << 20)),
+    '{"rank": 1, "name": "\\u001b[2J", "host": "127.0.0.1", "port": 1, "digest": "a"}',
+    '{"0": {"rank": 0, "name": "a", "host": "127.0.0.1", "port": 1, "digest": "a"}}',
 )
 NUM_SAMPLES, SAMPLE_SHAPE, SAMPLES_PER_SHARD = 96, (32, 32, 3), 16
 SECONDS_PER_BYTE = 2e-6
 # Longer than all waits of a node together.
 PATIENCE_SECONDS = 60
 DONE, FAILED = 0, 4
+WRONG = "wrong samples"
 
 
 @dataclass
@@ -89,14 +107,17 @@ def free_port() -> int:
 
 
 class Breaking(Rounds[Counts]):
-    def __init__(self, folder: Path, nodes: int, seed: int, say: Say) -> None:
+    def __init__(
+        self, folder: Path, nodes: int, seed: int, say: Say, faults: Sequence[str] = FAULTS, trains: bool = False
+    ) -> None:
         super().__init__(folder, seed, say, Counts())
-        self._nodes = nodes
+        self._nodes, self._faults, self._trains = nodes, faults, trains
         self._board = np.frombuffer(mmap.mmap(-1, 8 * nodes), np.int64)
         """The bytes that each node has read from the source."""
         self._source = folder / "source"
         images = np.random.default_rng(seed).integers(0, 256, (NUM_SAMPLES, *SAMPLE_SHAPE), dtype=np.uint8)
         write_set(self._source, images, 5, SAMPLES_PER_SHARD)
+        self._images = images
         self._expected = hash_files(self._source)
         self._digest = load_manifest(self._source).digest
         self.counts.set_nbytes = load_manifest(self._source).nbytes
@@ -127,7 +148,7 @@ class Breaking(Rounds[Counts]):
                 if fault == "damaged source" and due() and strikes.random() < 0.5:
                     buffer[0] ^= 1
 
-        PATCHED_STAGING.open_storage = Source
+        PATCHED_STAGING.open_storage = PATCHED_CACHED.open_storage = Source
         write, gather = PartialCopy.write, meeting.Group.gather
 
         def full(self: PartialCopy, entry: FileEntry, offset: int, data: memoryview) -> None:
@@ -143,6 +164,25 @@ class Breaking(Rounds[Counts]):
                 damaged.append(len(out))
                 out[len(out) // 2] ^= 1
 
+        read, say = together.Together._read, together.Together._tell
+
+        def lying(self: Any, plan: Any) -> Any:
+            out = read(self, plan)
+            if due() and len(out) and strikes.random() < 0.7:
+                out[strikes.randrange(len(out)) if strikes.random() < 0.5 else slice(None)] ^= 1
+            return out
+
+        def pretending(self: Any, mine: Any) -> Any:
+            if due() and len(mine) > 8 and strikes.random() < 0.2:
+                mine = mine.copy()
+                word = strikes.choice((np.nan, np.inf, -1e30, 1.0))
+                mine[:4] = np.array([word], np.float32).view(np.uint8)
+                mine[8:] = strikes.choice((0, 255, strikes.randrange(256)))
+            return say(self, mine)
+
+        if fault == "liar":
+            together.Together._read = lying  # type: ignore[method-assign]
+            together.Together._tell = pretending  # type: ignore[method-assign]
         if fault == "full disk":
             PartialCopy.write = full  # type: ignore[method-assign]
         if fault == "damaged way":
@@ -151,11 +191,44 @@ class Breaking(Rounds[Counts]):
             signal.signal(signal.SIGUSR1, lambda *_: cut_connections())
         try:
             met = Meeting.at(("127.0.0.1", port), rank, nodes)
-            stage(self._source, self.folder / f"cache-{self.counts.rounds}-{rank}", together=met, on_message=tell)
+            cache = self.folder / f"cache-{self.counts.rounds}-{rank}"
+            if self._trains:
+                self._train(cache, met, strikes, tell)
+            stage(self._source, cache, together=None if self._trains else met, on_message=tell)
         except Exception:
             tell(traceback.format_exc())
             return FAILED
         return DONE
+
+    def _train(self, cache: Path, met: Meeting, rng: random.Random, tell: Tell) -> None:
+        """Reads samples until the copy is complete, and tells how many are wrong."""
+        wrong = 0
+        with contextlib.closing(CachedSplit(self._source, cache, "train", meeting=met)) as split:
+            split.open()
+            reader = split.make_reader("auto", NUM_SAMPLES)
+            while split.describe()["staging"]["state"].startswith("cop"):
+                indices = np.array(rng.sample(range(NUM_SAMPLES), 8))
+                out = np.empty((8, *SAMPLE_SHAPE), np.uint8)
+                reader.copy("", indices, out)
+                wrong += int((out != self._images[indices]).any(axis=(1, 2, 3)).sum())
+        if wrong:
+            tell(f"{WRONG}: {wrong}")
+
+    def _intrude(self, port: int, pids: Sequence[int], seed: float) -> None:
+        rng, held, limit = random.Random(seed), list[socket.socket](), timedelta(seconds=1)
+        names = [f"shardio///{name}{rank}" for name in ("form", "agree") for rank in ("", "/0", "/1", "/2")]
+        while True:
+            for place in listening(pids):
+                with contextlib.suppress(OSError):
+                    held.append(socket.create_connection(("127.0.0.1", place), 0.3))
+                    held[-1].sendall(rng.choice((*GARBAGE, rng.randbytes(5000), bytes([rng.randrange(8)]) + bytes(60))))
+                if len(held) > 100 or (held and rng.random() < 0.3):
+                    held.pop(rng.randrange(len(held))).close()
+            with contextlib.suppress(RuntimeError, OSError):
+                store = TORCH.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=limit)
+                for _ in range(5):
+                    store.set(rng.choice(names), rng.choice(WORDS))
+            time.sleep(rng.random() * 0.02)
 
     # --- rounds ----------------------------------------------------------------------------------------------------
 
@@ -168,6 +241,11 @@ class Breaking(Rounds[Counts]):
             work = partial(self._work, rank, self._nodes, port, mine, after)
             children.append(Child(work, PATIENCE_SECONDS))
         pid = children[victim].pid
+        intruder = None
+        if fault == "intruder":
+            time.sleep(after)
+            pids = [child.pid for child in children]
+            intruder = Child(lambda tell: self._intrude(port, pids, after), PATIENCE_SECONDS)
         sent = {
             "killed": signal.SIGKILL,
             "stopped": signal.SIGSTOP,
@@ -187,11 +265,14 @@ class Breaking(Rounds[Counts]):
         if fault == "stopped":
             os.kill(pid, signal.SIGKILL)
         results.insert(victim, children[victim].finish())
+        if intruder is not None:
+            os.kill(intruder.pid, signal.SIGKILL)
+            intruder.finish()
         return results
 
     def round(self) -> None:
         counts, rng = self.counts, self._random
-        fault, victim = FAULTS[(counts.rounds - 1) % len(FAULTS)], rng.randrange(self._nodes)
+        fault, victim = self._faults[(counts.rounds - 1) % len(self._faults)], rng.randrange(self._nodes)
         after = rng.random() * rng.choice((0.1, 1.5))  # as they meet, or later
         counts.faults[fault] += 1
         results = self._run(fault, victim, after)
@@ -203,11 +284,13 @@ class Breaking(Rounds[Counts]):
             hurt = hurt or (
                 fault in ("killed", "stopped") and not victim and "start all ranks at the same time" in str(told)
             )
+            if self._trains and fault == "intruder":  # a loader does not begin without the others
+                hurt = hurt or "make their loaders in the same order" in str(told)
             where = f"{fault} at node {victim} after {after:.2f} s"
             what = f"{where}: node {rank} ended with {code}: {''.join(map(str, told))}"
             if code == -signal.SIGALRM:
                 self._violation(f"it hangs: {what}")
-            elif code != DONE and not hurt:
+            elif (code != DONE and not hurt) or WRONG in str(told):
                 self._violation(what)
             counts.copied += code == DONE
             counts.failed += code == FAILED
@@ -249,10 +332,28 @@ def cut_connections() -> None:
                         connection.shutdown(socket.SHUT_RDWR)
 
 
-def break_nodes(rounds: int, nodes: int = 5, seed: int = 0, folder: Path | None = None, say: Say = print) -> Counts:
+def listening(pids: Sequence[int]) -> list[int]:
+    """Returns the ports at which these processes listen."""
+    mine = set[str]()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            mine |= {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [int(each[1].partition(":")[2], 16) for each in lines if each[3] == "0A" and f"socket:[{each[9]}]" in mine]
+
+
+def break_nodes(
+    rounds: int,
+    nodes: int = 5,
+    seed: int = 0,
+    folder: Path | None = None,
+    faults: Sequence[str] = FAULTS,
+    trains: bool = False,
+    say: Say = print,
+) -> Counts:
     """Does so many rounds in `folder`, by default a temporary one. The process must have no other threads."""
     with tempfile.TemporaryDirectory(prefix="break-nodes-", dir=folder) as made:
-        breaking = Breaking(Path(made), nodes, seed, say)
+        breaking = Breaking(Path(made), nodes, seed, say, faults, trains)
         breaking.run(rounds)
     return breaking.counts
 
@@ -261,8 +362,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser(__doc__, "the moments")
     parser.add_argument("--rounds", type=int, default=300, help="default %(default)s")
     parser.add_argument("--nodes", type=int, default=5, help="default %(default)s")
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS, help="default: all")
+    parser.add_argument("--train", action="store_true", help="read samples meanwhile")
     chosen = parser.parse_args(arguments)
-    return verdict(break_nodes(chosen.rounds, chosen.nodes, chosen.seed, chosen.folder))
+    return verdict(break_nodes(chosen.rounds, chosen.nodes, chosen.seed, chosen.folder, chosen.faults, chosen.train))
 
 
 if __name__ == "__main__":
