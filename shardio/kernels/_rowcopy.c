@@ -325,7 +325,7 @@ static size_t run(const struct job *job, const struct kernel *kernel)
    them together fill `out`. */
 static int check(const struct job *job, size_t num_rows, size_t out_nbytes)
 {
-    size_t left = out_nbytes, done = 0, stride = job->stride ? job->stride : 1;
+    size_t left = out_nbytes, done = 0;
     for (size_t i = 0; i < job->count; i++) {
         size_t n = piece_nbytes_of(job, i), pieces = pieces_of(job, i);
         if (job->numbers[i] < 0 || (uint64_t)job->numbers[i] >= num_rows) {
@@ -333,7 +333,7 @@ static int check(const struct job *job, size_t num_rows, size_t out_nbytes)
                          (long long)job->numbers[i]);
             return 0;
         }
-        if (!n || !pieces || n > job->row_nbytes || pieces - 1 > (job->row_nbytes - n) / stride) {
+        if (!n || !pieces || n > job->row_nbytes || pieces - 1 > (job->row_nbytes - n) / job->stride) {
             PyErr_Format(PyExc_IndexError, "window %zu is empty, or larger than its row", i);
             return 0;
         }
@@ -375,7 +375,7 @@ static PyObject *copy(PyObject *module, PyObject *args)
         return NULL;
     PyObject *result = NULL;
     struct job job = {rows.buf, numbers.buf, starts.buf, pieces.buf, piece_nbytes.buf, places.buf, out.buf,
-                      (size_t)numbers.len / 8, (size_t)row_nbytes, (size_t)stride};
+                      (size_t)numbers.len / 8, (size_t)row_nbytes, (size_t)(stride ? stride : row_nbytes)}; /* 0: one piece */
     if (row_nbytes <= 0 || stride < 0 || numbers.len % 8 || (places.buf && places.len != numbers.len) ||
         (starts.buf && (!pieces.buf || !piece_nbytes.buf || starts.len != numbers.len || pieces.len != numbers.len ||
                         piece_nbytes.len != numbers.len))) {

@@ -180,7 +180,8 @@ static PyObject *count_resident(PyObject *module, PyObject *args)
     /* With the GIL: this is short, and beside a busy thread it could take 5 ms to get it back. */
     for (; page < end; page++) {
         unsigned char answer = 0;
-        mincore((void *)(uintptr_t)*page, (size_t)page_nbytes, (void *)&answer);
+        /* There is room for the answer of one page. */
+        mincore((void *)(uintptr_t)*page, (size_t)(page_nbytes > PAGE ? PAGE : page_nbytes), (void *)&answer);
         found += answer & 1;
     }
     PyBuffer_Release(&pages);

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.kernels import _pixels as _native
+from shardio.kernels.rowcopy import check_bytes
 
 # Fewer images are not worth the start of a thread.
 _MIN_IMAGES = 4
@@ -51,4 +52,5 @@ def run_steps(pixels: NDArray[np.uint8], codes: NDArray[np.uint8], values: NDArr
     Step s does the operation codes[s, b] to image b, with the numbers values[s, b]: uint8 (S, B) and float64 (S, B, n).
     Raises ValueError if the values of an operation are invalid; then the images are unchanged.
     """
+    check_bytes(pixels)
     _native.run(pixels, np.ascontiguousarray(codes), np.ascontiguousarray(values), *pixels.shape[1:])

@@ -111,6 +111,7 @@ def copy_rows(
     length. The count is lower than len(numbers) only if rows[numbers[count]] could not be read from storage. Raises
     IndexError, before anything is copied, if a number is not from 0 to n - 1, or a line is not in `out`.
     """
+    check_bytes(out)
     count, nbytes = out.shape
     if rows.shape[1] != nbytes or len(numbers) != (count if lines is None else len(lines)):
         raise ValueError(f"out must have the shape {(len(numbers), rows.shape[1])}; found the shape {out.shape}")
@@ -134,6 +135,7 @@ def copy_windows(
     be read from storage. Raises IndexError, before anything is copied, if a number is not from 0 to n - 1, or a window
     is not inside its image.
     """
+    check_bytes(out)
     num_images, height, width, channels = images.shape
     if len(windows) != len(numbers):
         raise ValueError(f"expected {len(numbers)} windows, one for each number; found {len(windows)} windows")
@@ -165,9 +167,16 @@ def copy_spans(memory: NDArray[np.uint8], places: NDArray[np.int64], out: NDArra
     `memory` is uint8 (n,) and `out` (len(places), nbytes), both C-contiguous. Raises IndexError, before anything is
     copied, if a span is not inside the memory.
     """
+    check_bytes(out)
     ones = np.ones(len(places), np.int64)
     spans = ones - 1, _int64(places), ones, ones * out.shape[1]
     return _native.copy(memory, memory.nbytes, *spans, 0, None, out, _native.KERNELS.index(_native.BEST))
+
+
+def check_bytes(out: NDArray[np.uint8]) -> None:
+    """Raises TypeError unless `out` is uint8: a kernel writes bytes, and would write them over pointers, too."""
+    if out.dtype != np.uint8:
+        raise TypeError(f"out must be uint8, found {out.dtype}")
 
 
 def _check_numbers(numbers: NDArray[np.int64], count: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.kernels import _rowread as _native
+from shardio.kernels.rowcopy import check_bytes
 
 end_with = _native.end_with
 """end_with(flag): this thread begins no further read once flag[0] is set. The caller keeps `flag` while it reads."""
@@ -27,6 +28,7 @@ def read_rows(
     With `drop_behind`, drops the rows from the page cache afterwards. Returns the number of rows read before the first
     row that cannot be read, or the number of all rows.
     """
+    check_bytes(out)
     return _native.read_rows(descriptor, offsets, places, nbytes, out, drop_behind)
 
 
@@ -45,6 +47,7 @@ def read_windows(
     an image are `stride` bytes apart. Reads go through the buffer `scratch`, and begin and end at multiples of
     `alignment`. With `drop_behind`, drops what was read from the page cache.
     """
+    check_bytes(out)
     return _native.read_windows(descriptor, windows, stride, alignment, scratch, out, drop_behind)
 
 

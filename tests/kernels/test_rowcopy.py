@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
-from shardio.kernels.rowcopy import FORMS, Windows, copy_rows, copy_windows
+from shardio.kernels.pixels import run_steps
+from shardio.kernels.rowcopy import FORMS, Windows, copy_rows, copy_spans, copy_windows
+from shardio.kernels.rowread import read_rows, read_windows
 
 # From here on native kernels store past the caches.
 STREAMED = 4 << 20
@@ -132,6 +135,23 @@ def test_shapes_that_do_not_fit_are_refused(form: str) -> None:
             copy_windows(images, two, Windows(two, two, two, some), out, form)
 
 
+def test_no_kernel_writes_bytes_over_the_pointers_of_objects() -> None:
+    rows, images, two = np.zeros((5, 60), np.uint8), np.zeros((5, 4, 5, 3), np.uint8), np.arange(2)
+    out: Any = np.array([["kept"] * 60] * 2, object)
+    calls: list[Callable[[], object]] = [
+        lambda: copy_rows(rows, two, out),
+        lambda: copy_windows(images, two, Windows.whole(2, 4, 5), out),
+        lambda: copy_spans(rows.reshape(-1), two, out),
+        lambda: read_rows(-1, two, two, 60, out, False),
+        lambda: read_windows(-1, np.zeros((1, 4), np.int64), 1, 1, rows, out, False),
+        lambda: run_steps(out.reshape(2, 4, 5, 3), np.zeros((1, 2), np.uint8), np.zeros((1, 2, 12))),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="uint8"):
+            call()
+    assert (out == "kept").all()
+
+
 def test_numbers_of_other_types_and_strides_are_understood(form: str) -> None:
     rows = random_rows(np.random.default_rng(0), 9, 50)
     for numbers in (
@@ -175,6 +195,7 @@ def test_threads_copy_at_the_same_time(form: str) -> None:
         ({"piece_nbytes": None}, ValueError),
         ({"piece_nbytes": np.array([10, 9])}, ValueError),
         ({"stride": -1}, ValueError),
+        ({"stride": 0}, IndexError),
         ({"stride": 11}, IndexError),
         ({"stride": 2**62}, IndexError),
         ({"numbers": np.zeros(3, np.int64)}, ValueError),
