@@ -11,11 +11,11 @@ DIGEST.lock, or with one that is younger than the copy, leases may be unseen: th
     evicted      a hidden folder *.evicted     any Cache.sweep, with a lock on the folder: removed
 
     a file is    shown by                      moved on by
-    missing      neither of its two names      CopyFiller: unfinished; or whole, by a hard link to another copy's file
+    missing      neither of its two names      CopyFiller: unfinished, or received, as a link to another copy's file
     unfinished   its hidden name, and a block  CopyFiller, or a PartialSet of the same user with a shared lock on the
                  that is MISSING or COMING     file, block by block: received
     received     every block is THERE          PartialCopy.finish, with an exclusive lock on the file: whole if the
                  (it is not verified yet)      sha256 is right; missing if it cannot be synced; otherwise every block
                                                is MISSING again
-    whole        its own name and size         CopyFiller(verify=True), which renames a sound file over a damaged one
+    whole        its own name and size         CopyFiller, which finds it damaged: missing, in all copies that share it
 """

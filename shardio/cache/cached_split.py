@@ -1,9 +1,9 @@
 """A split of a set, read through a cache: usable at once, and faster once the copy is complete.
 
-    storage -> filler (a thread of one process per node) -> copy -> PartialSet -> PartialReader -> gather threads
+    storage -> filler (a thread of one process per node) -> copy -> PartialSet -> CopyReader -> gather threads
 
 Training does not wait for the copy: samples whose shards are not copied yet are read from the storage. Once the copy is
-complete, the next epoch reads it like any other set on the node's own disk.
+complete, the next epoch reads it like any other set on the node's own disk, until a file is found damaged.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.cache.filler import CopyFiller
+from shardio.cache.filler import CopyFiller, take_names
 from shardio.cache.folder import Cache
 from shardio.cache.leases import Lease
 from shardio.cache.meeting import Meeting
-from shardio.cache.partial_set import PartialReader, PartialSet, fetch
+from shardio.cache.partial_set import CopyReader, PartialSet, StagedReader, fetch
 from shardio.cache.stage import take_lease
 from shardio.errors import FormatError, ShardioError, first_of, printable
 from shardio.format.entries import ShardEntry, SplitEntry
@@ -35,12 +35,12 @@ from shardio.format.manifest_file import check_split
 from shardio.kernels.finalized import Finalized
 from shardio.kernels.rowcopy import Places
 from shardio.reading.choose import Io, SplitSource, make_reader
-from shardio.reading.layout import as_rows
+from shardio.reading.layout import SplitLayout, as_rows
 from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.names import is_url, resolve
 from shardio.sets.storage import Storage, open_storage
-from shardio.system.opening import last_asked
+from shardio.system.opening import last_asked, missing_file
 from shardio.system.pour import direct_alignment
 from shardio.system.threads import DaemonThread, Flag, close_at_exit, wait_while_running
 
@@ -104,8 +104,7 @@ class _BackgroundFill:
                 self.state = "stopped"
                 return
             self.state = f"failed: {error}"
-            checked = "; no wrong sample is delivered: `shardio repair` mends the file" if self.storage.damaged else ""
-            _warn(f"training continues, reading {self.storage.name} without a copy: {error}{checked}")
+            _warn(f"training continues, reading {self.storage.name} without a copy: {error}")
         finally:
             if self.stopped.is_set():
                 self._end_lease()
@@ -155,7 +154,7 @@ class StorageReader(Reader):
         shards, rows = self._shards, as_rows(out)
         lines = np.arange(len(indices)) if lines is None else lines
         for index, line in zip(indices.tolist(), lines.tolist(), strict=True):
-            fetch(shards.mapped(name), self._storage, index, rows[line])
+            fetch(self._storage, shards.table_of(name).what(index), *shards.locate_one(name, index), rows[line])
         self._count(len(indices) * rows.shape[1])
         if shards.copy_crc32s(name, indices).tolist() == [crc32(rows[line]) for line in lines.tolist()]:
             self._on_damaged_copy()
@@ -206,7 +205,7 @@ class CachedSplit(Finalized, SplitSource):
         order = _by_need(self._split, batches) if self._meeting is None else ()
         if self._lease.is_complete():
             with contextlib.suppress(FormatError):  # a file is missing or truncated, and is copied again
-                self._shards = open_shards(self._lease.path, self._name, digest=self._lease.digest, mapped=False)
+                self._shards = _open_copy(self._lease, self._name)
                 if self._meeting is not None:
                     self._fill.begin(meeting=self._meeting)
                 return self._shards
@@ -221,29 +220,41 @@ class CachedSplit(Finalized, SplitSource):
     def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Reader:
         # `settle` outlives this: neither it nor what it calls may refer to self.
         staging, lease, name, index = self._fill, self._lease, self._name, self._split.index
+        storage, manifest, opened = self._storage, self._manifest, [self._shards]
 
         def make(shards: ShardSet) -> Reader:
-            reader, staging.io_reason = make_reader(shards, io, num_samples, tables, reserved_nbytes)
+            if isinstance(shards, PartialSet):
+                if io == "direct" and lease.has(index) and direct_alignment(lease.path / index.file) is None:
+                    where = f'{lease.path}: this filesystem lacks O_DIRECT, which io="direct" needs'
+                    raise ValueError(f'{where}: use "auto", "mmap" or "pread"')
+                reader: Reader = StagedReader(shards, ())
+                staging.io_reason = (
+                    f"{storage.name} is being copied to {lease.path}: missing shards are read from the source; the "
+                    f"epoch after the copy is complete reads it as io={io!r} says"
+                )
+            else:
+                reader, staging.io_reason = make_reader(shards, io, num_samples, tables, reserved_nbytes)
+            opened[0] = shards
             return reader
 
         def settle() -> Reader | None:
-            if lease.is_complete():
+            changed = opened[0].changed_files()
+            for entry in changed:  # it was removed, or replaced by a sound file, or written to
+                with contextlib.suppress(OSError):
+                    try:
+                        SplitLayout.open_file(opened[0], entry).close()
+                    except FormatError:
+                        take_names(lease.path.parent, os.lstat(lease.path / entry.file), _warn)
+            if (changed or isinstance(opened[0], PartialSet)) and lease.is_complete():
                 # A file may be copied again. Whatever else is wrong, the set can still be read as before.
                 with contextlib.suppress(FormatError, OSError):
-                    return make(open_shards(lease.path, name, digest=lease.digest, mapped=False))
-            return None
+                    return make(_open_copy(lease, name))
+            if not changed or not lease.path.exists():
+                return None
+            staging.begin()
+            return make(PartialSet(storage, manifest, name, lease))
 
-        if not isinstance(self._shards, PartialSet):
-            return make(self._shards)
-        if io == "direct" and lease.has(index) and direct_alignment(lease.path / index.file) is None:
-            raise ValueError(
-                f'{lease.path}: this filesystem lacks O_DIRECT, which io="direct" needs: use "auto", "mmap" or "pread"'
-            )
-        staging.io_reason = (
-            f"{self._storage.name} is being copied to {lease.path}: missing shards are read from the source; the "
-            f"epoch after the copy is complete reads it as io={io!r} says"
-        )
-        return PartialReader(self._shards, settle)
+        return CopyReader(make(self._shards), settle)
 
     def make_second(self) -> StorageReader:
         """When the samples are intact in the storage, a thread verifies the whole copy, once, and mends it."""
@@ -251,11 +262,9 @@ class CachedSplit(Finalized, SplitSource):
 
         def verify_copy() -> None:
             if not self._fill.threads and not self._fill.stopped.is_set():
-                try:
+                with contextlib.suppress(IndexError):
                     not_begun.pop()
-                except IndexError:
-                    return
-                self._fill.begin(verify=True)
+                    self._fill.begin(verify=True)
 
         return StorageReader(self._shards, self._storage, verify_copy)
 
@@ -272,6 +281,15 @@ class CachedSplit(Finalized, SplitSource):
     def close(self) -> None:
         if hasattr(self, "_fill"):  # else its making was interrupted
             self._fill.close()
+
+
+def _open_copy(lease: Lease, split: str) -> ShardSet:
+    """Opens a complete copy. Raises FormatError if a file has lost its name, or fails the checks of `open_shards`."""
+    shards = open_shards(lease.path, split, digest=lease.digest, mapped=False)
+    for entry in shards.content.files:
+        if not lease.has(entry):
+            raise missing_file(shards.path_of(entry))
+    return shards
 
 
 def _by_need(split: SplitEntry, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:

@@ -1,8 +1,9 @@
-"""Completes a copy of a set: links files from other copies, fetches the rest, and writes the manifest.
+"""Completes a copy of a set: links files from other copies, fetches the rest, verifies all, and writes the manifest.
 
 If the process with the right to fill the copy is killed, the next process continues with what was written. Copies share
 equal files as hard links. Files of a set never change, and a damaged file is replaced by a new file. So a change to one
-copy never affects another, and removing the last link frees the space.
+copy never affects another, and removing the last link frees the space. Damage is in all copies that share the file, so
+a damaged file loses its name in all of them: nothing opens it again, and the next filler copies it from the source.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from typing import TypeVar
 from shardio.cache.folder import Cache, CachedCopy
 from shardio.cache.leases import CopyPaths, Lease, open_in_cache
 from shardio.cache.meeting import GroupBrokenError, Meeting
-from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy, part_nbytes, remove_parts
+from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy, part_nbytes, part_of, remove_parts
 from shardio.errors import CacheError, FormatError, SpaceError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, read_manifest
-from shardio.format.opening import KnownFiles, open_sound
+from shardio.format.opening import KnownFiles, open_checked, open_sound
 from shardio.format.parse import is_digest
 from shardio.sets.names import is_url
 from shardio.sets.storage import FileCopier, Storage
@@ -42,8 +43,6 @@ _POLL_SECONDS = 0.05
 # The requests under way at a time for a file, and their bytes: short ones if samples are waited for.
 _REQUESTS = 1, 8 << 20
 _SHARED_REQUESTS = 4, 512 << 10
-# A file is damaged if it was wrong so often; a file that was exchanged at its source meanwhile is fetched more often.
-_TIMES_WRONG, _TIMES_FETCHED = 2, 6
 # How often nodes that copy together form a group again from which nobody is gone.
 _MOST_REGROUPS = 2
 
@@ -74,7 +73,7 @@ class CopyFiller:
     evicted: list[CachedCopy] = field(default_factory=list, init=False)
     """The copies that were evicted to make room."""
     linked: list[FileEntry] = field(default_factory=list, init=False)
-    """The files that were linked from other copies."""
+    """The files that were linked from other copies, and verified."""
 
     def __post_init__(self) -> None:
         tables = chain.from_iterable(split.tables for split in self.manifest.splits.values())
@@ -87,6 +86,8 @@ class CopyFiller:
         if self.meeting is not None:
             self.meeting.stop = self.stop
         self._known: KnownFiles = {}
+        self._links: dict[FileEntry, os.stat_result] = {}
+        """The unfinished files that are links to another copy's files, with their lstat."""
 
     def run(self) -> bool:
         """Completes the copy. Returns True once it is complete, or False if `stop` was set before.
@@ -150,22 +151,21 @@ class CopyFiller:
         was_empty = not os.listdir(folder.fileno())
         todo = self._missing(folder)
         if todo:
-            self.linked = link_from_others(folder, todo, self.manifest.sample_shape)
-            todo = [entry for entry in todo if entry not in self.linked]
+            self._links = link_from_others(folder, todo, self.manifest.sample_shape)
         if self.verify:
             there = [entry for entry in self.files if entry not in todo]
             self._copier.total += sum(entry.nbytes for entry in there)
-            todo += self._copier.find_damaged(folder, there)
+            for entry in (damaged := self._copier.find_damaged(folder, there)):
+                status = os.stat(entry.file, dir_fd=folder.fileno(), follow_symlinks=False)
+                take_names(self._cache.folder, status, self.on_message)
+            todo += damaged
         if self.stop.is_set():
             return False
         try:
             self.evicted += self._cache.make_room(self.lease.digest, self._needed(todo, folder))
         except SpaceError:
             if was_empty:  # evicting a copy that has only links would free nothing
-                with contextlib.suppress(OSError):
-                    for entry in self.linked:
-                        os.unlink(entry.file, dir_fd=folder.fileno())
-                self.linked = []
+                remove_parts(folder)
             raise
         self._copier.total += sum(entry.nbytes for entry in todo)
         try:
@@ -190,7 +190,7 @@ class CopyFiller:
         return True
 
     def _copy(self, folder: FolderHandle, todo: Sequence[FileEntry]) -> None:
-        partial = PartialCopy.begin(folder, self.manifest, todo)
+        partial = PartialCopy.begin(folder, self.manifest, [entry for entry in todo if entry not in self._links])
         try:
             if self.meeting is not None:
                 self._copy_together(folder, partial)
@@ -201,31 +201,35 @@ class CopyFiller:
 
     def _complete(self, partial: PartialCopy, entry: FileEntry) -> None:
         """Fetches a file's missing blocks, verifies it, and renames it to its own name. Runs in a thread."""
-        with partial.open(entry) as file, naming(partial.path_of(entry)):
-            reserve(file.fileno(), entry.nbytes)
+        if entry not in self._links:
+            with partial.open(entry, os.O_RDWR) as file, naming(partial.path_of(entry)):
+                reserve(file.fileno(), entry.nbytes)
         found, wrong = "", 0
-        for _ in range(_TIMES_FETCHED):
+        for _ in range(6):  # if it was exchanged at its source meanwhile
             self.storage.changed.discard(entry.file)
             self._fetch_missing(partial, entry)
             if self.stop.is_set():
                 return
+            is_link = entry in self._links
             if (found := self._finish(partial, entry)) == entry.sha256:
                 return
-            wrong += entry.file not in self.storage.changed
-            if wrong == _TIMES_WRONG:  # damage on the way does not happen again
+            wrong += not is_link and entry.file not in self.storage.changed
+            if wrong == 2:  # damage on the way does not happen again
                 break
         raise self._copier.damaged(entry, found)
 
     def _finish(self, partial: PartialCopy, entry: FileEntry) -> str:
         """Returns the sha256 of a file. If it is right, renames the file to its own name."""
-        found = ""
+        found, link = "", self._links.pop(entry, None)
         try:
             found = partial.finish(entry)
         finally:
             if found == entry.sha256:
-                self.copied.append(entry)
+                (self.copied if link is None else self.linked).append(entry)
             else:
                 self._copier.count(-entry.nbytes)
+        if link is not None and found != entry.sha256:
+            take_names(self._cache.folder, link, self.on_message)
         return found
 
     def _fetch_missing(self, partial: PartialCopy, entry: FileEntry) -> None:
@@ -310,22 +314,34 @@ class CopyFiller:
             return make(self._left(todo))
 
     def _left(self, todo: Sequence[FileEntry]) -> list[FileEntry]:
-        return [entry for entry in todo if entry not in self.copied]
+        return [entry for entry in todo if entry not in self.copied and entry not in self.linked]
 
     def _needed(self, todo: Sequence[FileEntry], folder: FolderHandle | None) -> int:
-        left = self._left(todo)
+        left = [entry for entry in self._left(todo) if entry not in self._links]
         there = sum(min(entry.nbytes, part_nbytes(folder, entry)) for entry in left) if folder else 0
         return sum(entry.nbytes for entry in left) - there + len(self.manifest.dumps())
 
 
+def take_names(cache: Path, status: os.stat_result, say: Callable[[str], object]) -> None:
+    """Removes a damaged file, with the lstat `status`, from all copies in `cache`. Processes that have it open still
+    read it until their next epoch."""
+    for path in cache.glob("*/[!.]*.npy"):
+        with contextlib.suppress(OSError):  # another user's
+            if is_digest(path.parent.name) and os.path.samestat(path.lstat(), status):
+                path.unlink()
+                fsync_folder(path.parent)
+                say(f"{path}: its sha256 is wrong: removed; `shardio stage` copies it from the source")
+
+
 def link_from_others(
     folder: FolderHandle, entries: Sequence[FileEntry], sample_shape: SampleShape | None
-) -> list[FileEntry]:
-    """Hard links files of other complete copies into `folder`, a copy. Returns the `entries` that were linked.
+) -> dict[FileEntry, os.stat_result]:
+    """Hard links files of other complete copies into `folder`, a copy, as unfinished files, which are received, and not
+    verified yet. Returns the lstat of each file that was linked.
 
     Links only this user's files, from this user's copies: other users could change their own files later.
     """
-    linked: list[FileEntry] = []
+    linked: dict[FileEntry, os.stat_result] = {}
     cache, digest = folder.path.parent, folder.path.name
     for name in sorted(name for name in os.listdir(cache) if is_digest(name) and name != digest):
         left = [entry for entry in entries if entry not in linked]
@@ -345,26 +361,21 @@ def link_from_others(
                 have = {(entry.sha256, entry.nbytes): entry for entry in manifest.files}
                 for entry in left:
                     there = have.get((entry.sha256, entry.nbytes))
-                    if there is not None and _link(other / there.file, folder / entry.file, entry, sample_shape):
-                        linked.append(entry)
-    if linked:
-        fsync_folder(folder)
+                    if there and (status := _link(other / there.file, folder, entry, sample_shape)):
+                        linked[entry] = status
     return linked
 
 
-def _link(source: FileAt, target: FileAt, entry: FileEntry, sample_shape: SampleShape | None) -> bool:
-    """Hard links `source`. Returns False if it is another user's, differs from `entry`, or cannot be linked."""
-    try:
-        with open_sound(source, entry, sample_shape) as file:
-            status = os.fstat(file.fileno())
-            if status.st_uid != os.geteuid():
-                return False
-            # Not in the place of a damaged file, which other processes may be about to open: a copy is renamed there.
-            (old, there), (new, here) = at(source), at(target)
-            os.link(old, new, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
-            if os.path.samestat(os.lstat(new, dir_fd=here), status):
-                return True
-            os.unlink(new, dir_fd=here)  # another file has taken the name since
-    except (OSError, FormatError):
-        pass
-    return False
+def _link(
+    source: FileAt, folder: FolderHandle, entry: FileEntry, sample_shape: SampleShape | None
+) -> os.stat_result | None:
+    """Hard links `source` as an unfinished file of `folder`, and returns its lstat. Returns None if it is another
+    user's, differs from `entry`, or cannot be linked."""
+    with contextlib.suppress(OSError, FormatError), open_checked(source, entry, sample_shape) as file:
+        status, (old, there), (new, here) = os.fstat(file.fileno()), at(source), at(part_of(folder, entry))
+        if status.st_uid == os.geteuid():
+            with contextlib.suppress(FileExistsError):
+                os.link(old, new, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+            # Else it was being fetched, or another file has taken the name since.
+            return status if os.path.samestat(os.lstat(new, dir_fd=here), status) else None
+    return None

@@ -123,7 +123,7 @@ class PartialCopy:
         blocks, path = blocks_of(manifest), _flags_of(folder)
         _remove(folder, lambda name: name.startswith(_FLAGS_PREFIX) and name != path.name)
         with naming(path):
-            flags = _open(path, os.O_CREAT)
+            flags = _open(path, os.O_RDWR | os.O_CREAT)
             if os.fstat(flags.fileno()).st_size != _flags_nbytes(blocks):
                 os.ftruncate(flags.fileno(), 0)
                 write_all(flags.fileno(), bytes(_flags_nbytes(blocks)))  # so a full disk is an error here
@@ -131,13 +131,10 @@ class PartialCopy:
         # What a killed process was fetching is missing.
         copy._set_flags(0, np.where(copy.states == THERE, THERE, MISSING).astype(np.uint8).tobytes())
         for entry in blocks:
-            if entry not in missing:
+            if entry in missing:
+                copy._make(entry)
+            else:
                 copy.mark(entry, THERE)
-                continue
-            with copy.open(entry, os.O_CREAT) as file, naming(copy.path_of(entry)):
-                if os.fstat(file.fileno()).st_size != entry.nbytes:  # it is new
-                    copy.mark(entry, MISSING)
-                    os.ftruncate(file.fileno(), entry.nbytes)
         return copy
 
     @classmethod
@@ -145,18 +142,29 @@ class PartialCopy:
         """Returns the unfinished files of the copy in `folder`; None if it has none, or they are another user's."""
         blocks = blocks_of(manifest)
         with contextlib.suppress(OSError, CacheError):
-            flags = _open(_flags_of(folder))
+            flags = _open(_flags_of(folder), os.O_RDWR)
             status = os.fstat(flags.fileno())
             if status.st_size == _flags_nbytes(blocks) and status.st_uid == os.geteuid():
                 return cls(folder, blocks, flags)
         return None
 
     def path_of(self, entry: FileEntry) -> Path | FileAt:
-        return _part_of(self._folder, entry)
+        return part_of(self._folder, entry)
 
-    def open(self, entry: FileEntry, flags: int = 0) -> OpenFile:
-        """Opens an unfinished file for reading and writing."""
+    def open(self, entry: FileEntry, flags: int = os.O_RDONLY) -> OpenFile:
+        """Opens an unfinished file. Raises CacheError for a link to another copy's file, unless it is only read."""
         return _open(self.path_of(entry), flags)
+
+    def _make(self, entry: FileEntry) -> None:
+        """Makes an unfinished file, unless it is there. Nothing is written to a link to another copy's file."""
+        name, folder = at(self.path_of(entry))
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(name, dir_fd=folder, follow_symlinks=False).st_nlink > 1:
+                os.unlink(name, dir_fd=folder)
+        with self.open(entry, os.O_RDWR | os.O_CREAT) as file, naming(self.path_of(entry)):
+            if os.fstat(file.fileno()).st_size != entry.nbytes:  # it is new
+                self.mark(entry, MISSING)
+                os.ftruncate(file.fileno(), entry.nbytes)
 
     def states_of(self, entry: FileEntry, start: int, stop: int) -> NDArray[np.uint8]:
         """Returns a view of the shared states of the blocks that overlap [start, stop) of a file, uint8 (blocks,)."""
@@ -180,7 +188,7 @@ class PartialCopy:
     def _set_flags(self, number: int, values: bytes) -> None:
         path = _flags_of(self._folder)
         # It is removed when the copy is complete.
-        with contextlib.suppress(FileNotFoundError), _open(path) as file, naming(path):
+        with contextlib.suppress(FileNotFoundError), _open(path, os.O_RDWR) as file, naming(path):
             os.pwrite(file.fileno(), values, HEADER_NBYTES + number)
 
     def read(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
@@ -191,7 +199,7 @@ class PartialCopy:
 
     def write(self, entry: FileEntry, offset: int, data: memoryview) -> None:
         """Writes `data` into an unfinished file at byte `offset`, and marks the blocks that it covers as THERE."""
-        with self.open(entry) as file, naming(self.path_of(entry)):
+        with self.open(entry, os.O_RDWR) as file, naming(self.path_of(entry)):
             file.seek(offset)
             write_all(file.fileno(), data)
         self.mark(entry, THERE, offset, offset + len(data))
@@ -223,7 +231,7 @@ class PartialCopy:
 
         Writes nothing if the blocks are THERE, or if another process is finishing the file.
         """
-        with self.open(entry) as file, naming(self.path_of(entry)):
+        with self.open(entry, os.O_RDWR) as file, naming(self.path_of(entry)):
             free = lock_at_once(file.fileno(), fcntl.LOCK_SH)
             if free and (self.states_of(entry, start, start + len(data)) != THERE).any():
                 self.write(entry, start, data)
@@ -248,11 +256,12 @@ class PartialCopy:
         with self.open(entry) as file, naming(path):
             lock_within(file.fileno(), fcntl.LOCK_EX, _LOCK_SECONDS)
             sha256 = pour(lambda offset, buffer: os.preadv(file.fileno(), [buffer], offset), entry.nbytes)
+            (old, there), (new, here) = at(path), at(self._folder / entry.file)
             if sha256 != entry.sha256:
+                self._make(entry)
                 self.mark(entry, MISSING)
                 fcntl.flock(file.fileno(), fcntl.LOCK_UN)
                 return sha256
-            (old, there), (new, here) = at(path), at(self._folder / entry.file)
             try:
                 os.fsync(file.fileno())
             except OSError:
@@ -269,7 +278,7 @@ class PartialCopy:
 def part_nbytes(folder: FolderHandle, entry: FileEntry) -> int:
     """Returns the bytes that an unfinished file takes up on the disk; 0 if the file does not exist."""
     with contextlib.suppress(FileNotFoundError):
-        name, opened = at(_part_of(folder, entry))
+        name, opened = at(part_of(folder, entry))
         return os.stat(name, dir_fd=opened, follow_symlinks=False).st_blocks * 512
     return 0
 
@@ -287,12 +296,12 @@ def _flags_of(folder: Path | FolderHandle) -> Path | FileAt:
     return folder / (_FLAGS_PREFIX + boot_id())
 
 
-def _part_of(folder: Path | FolderHandle, entry: FileEntry) -> Path | FileAt:
+def part_of(folder: Path | FolderHandle, entry: FileEntry) -> Path | FileAt:
     return folder / f".{entry.file}{_PART_SUFFIX}"
 
 
-def _open(path: Path | FileAt, flags: int = 0) -> OpenFile:
-    return open_untrusted(path, os.O_RDWR | flags, refusal=CacheError, sole_name=True)
+def _open(path: Path | FileAt, flags: int) -> OpenFile:
+    return open_untrusted(path, flags, refusal=CacheError, sole_name=flags != os.O_RDONLY)
 
 
 def _remove(folder: FolderHandle, is_meant: Callable[[str], bool]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -23,20 +24,11 @@ from shardio.errors import CacheError, FormatError
 from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import MANIFEST_NAME, SampleShape, crc32
 from shardio.format.manifest import Manifest
-from shardio.format.opening import check_sha256, open_checked
+from shardio.format.opening import check_sha256
 from shardio.kernels.rowcopy import Places, Windows
-from shardio.reading.layout import StoredTable
+from shardio.reading.layout import SplitLayout, StoredTable
 from shardio.reading.mapped_table import MappedTable
-from shardio.reading.reader import (
-    WAYS_OUT,
-    MappedReader,
-    ReadCounts,
-    Reader,
-    Request,
-    Views,
-    WrappingReader,
-    wrong_row,
-)
+from shardio.reading.reader import BatchMemory, MappedReader, ReadCounts, Reader, Request, WrappingReader, wrong_row
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.files import write_all
@@ -55,19 +47,9 @@ class PartialTable(MappedTable):
     """A table of `shards`, whose files are mapped as they appear in `copy`. Rows that the copy lacks are read from
     `storage`. Rows of a file without its own name are compared with their crc32: nobody has verified it yet."""
 
-    def __init__(
-        self,
-        table: StoredTable,
-        folder: str,
-        order: MappedTable | None,
-        storage: Storage,
-        copy: Lease,
-        shards: PartialSet,
-    ) -> None:
-        super().__init__(table, folder, order)
-        self._storage = storage
-        self._copy = copy
-        self._manifest = shards.manifest
+    def __init__(self, table: StoredTable, order: MappedTable | None, shards: PartialSet) -> None:
+        super().__init__(table, shards.folder, order)
+        self._storage, self._copy = shards.storage, shards.lease
         self._shards = weakref.proxy(shards)  # which has this table
         self._partial: PartialCopy | None = None
         self._is_away = np.ones(len(table.files), bool)
@@ -85,7 +67,7 @@ class PartialTable(MappedTable):
             if self._copy.has(entry):
                 try:
                     # Another thread may do the same: then one mapping of the file replaces an equal one.
-                    self.map_file(number, open_checked(self.path_of(entry), entry, self._manifest.sample_shape))
+                    self.map_file(number, SplitLayout.open_file(self._shards, entry))
                 except FormatError:  # damaged, or gone since: it will be copied again
                     continue
                 self._is_away[number] = False
@@ -95,7 +77,7 @@ class PartialTable(MappedTable):
 
     def _map_unfinished(self) -> PartialCopy | None:
         """Maps the unfinished files. Returns None if they do not all exist yet, or if blocks are not whole rows."""
-        partial = PartialCopy.find(self._copy.path, self._manifest)
+        partial = PartialCopy.find(self._copy.path, self._shards.manifest)
         blocks = [partial.blocks[entry] for entry in self.table.files] if partial else []
         self._first_blocks = np.array([each.first for each in blocks])
         self._block_rows = np.array([each.num_rows for each in blocks])
@@ -155,13 +137,9 @@ class PartialTable(MappedTable):
         expected = self._shards.copy_crc32s(self.table.name, doubted)
         for sample, line, crc in zip(doubted.tolist(), places.tolist(), expected.tolist(), strict=True):
             if crc32(out[line]) != crc:
-                self._read_again(sample, out[line], crc)
-
-    def _read_again(self, sample: int, out: NDArray[np.uint8], expected: int) -> None:
-        """Reads a row that has a wrong crc32 from the storage. Raises FormatError if it is wrong there, too."""
-        fetch(self, self._storage, sample, out)
-        if (found := crc32(out)) != expected:
-            raise wrong_row(self._shards, self.table.name, sample, expected, found, self._storage.path_of)
+                fetch(self._storage, self.table.what(sample), *self.locate_one(sample), out[line])
+                if (found := crc32(out[line])) != crc:
+                    raise wrong_row(self._shards, self._storage, self.table.name, sample, found)
 
     def copy_windows(
         self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows, shape: SampleShape
@@ -172,28 +150,25 @@ class PartialTable(MappedTable):
             return
         places = np.split(out, (windows.num_pixels * shape[2]).cumsum()[:-1])
         for number in np.argsort(states, kind="stable").tolist():
-            one, place = slice(number, number + 1), places[number]
-            if states[number] == _WHOLE:
-                super().copy_windows(indices[one], place, windows[one], shape)
-                continue
-            rows, columns = windows.part(number)
-            image = np.empty(shape, np.uint8)
-            if self._partial is None and self.locate_one(int(indices[number]))[0].file not in self._storage.damaged:
-                lines = image[rows].reshape(-1)  # no more than is needed, as from a set that is not copied
-                fetch(self, self._storage, int(indices[number]), lines, rows.start * image[0].nbytes)
-            else:
-                self.copy(indices[one], image.reshape(1, -1))
-            np.copyto(place.reshape(rows.stop - rows.start, -1, shape[2]), image[rows, columns])
+            (rows, columns), image = windows.part(number), np.empty(shape, np.uint8)
+            sample, lines = int(indices[number]), image[rows]
+            (entry, offset), is_copied = self.locate_one(sample), states[number] == _WHOLE or self._partial is not None
+            if is_copied or entry.file in self._storage.damaged:
+                self.copy(indices[number : number + 1], image.reshape(1, -1))
+            else:  # no more than is needed, as from a set without a copy
+                offset += rows.start * image[0].nbytes
+                fetch(self._storage, self.table.what(sample), entry, offset, lines.reshape(-1))
+            np.copyto(places[number].reshape(len(lines), -1, shape[2]), lines[:, columns])
 
     def _fetch(self, sample: int, out: NDArray[np.uint8]) -> None:
         """Fills `out` with a sample's row, as the function `fetch`.
 
         If the sample's file is unfinished, fetches whole blocks, and writes them into the file for all processes.
         """
+        (entry, offset), what = self.locate_one(sample), self.table.what(sample)
         if (partial := self._partial) is None:
-            fetch(self, self._storage, sample, out)
+            fetch(self._storage, what, entry, offset, out)
             return
-        entry, offset = self.locate_one(sample)
         blocks = partial.blocks[entry]
         begin, end = blocks.around(offset, offset + self.table.row_nbytes)
         start, stop = blocks.start(begin), blocks.start(end)
@@ -203,7 +178,7 @@ class PartialTable(MappedTable):
             return
 
         def read_into(_: FileEntry, begin: int, buffer: memoryview) -> None:
-            fetch(self, self._storage, sample, np.frombuffer(buffer, np.uint8), begin - offset)
+            fetch(self._storage, what, entry, begin, np.frombuffer(buffer, np.uint8))
 
         def add(entry: FileEntry, begin: int, buffer: memoryview) -> None:
             with contextlib.suppress(OSError, CacheError):  # finished, or the disk is full: the sample is here anyway
@@ -217,15 +192,12 @@ class PartialTable(MappedTable):
         out[:] = data[offset - start :][: len(out)]
 
 
-def fetch(table: MappedTable, storage: Storage, sample: int, out: NDArray[np.uint8], first: int = 0) -> None:
-    """Fills `out` with bytes of a sample's row in the storage, from byte `first` on. Errors name the sample."""
-    entry, offset = table.locate_one(sample)
+def fetch(storage: Storage, what: str, entry: FileEntry, offset: int, out: NDArray[np.uint8]) -> None:
+    """Fills `out` with bytes of a file in the storage, from byte `offset` on. An OSError names the sample by `what`."""
     try:
-        storage.read_into(entry, offset + first, out.data.cast("B"))
-    except FormatError as error:  # the file has another length
-        raise FormatError(f"{error}; {table.table.what(sample)}: {WAYS_OUT}") from None
+        storage.read_into(entry, offset, out.data.cast("B"))
     except OSError as error:
-        raise OSError(error.errno, f"{table.table.what(sample)}: {error.strerror}", error.filename) from None
+        raise OSError(error.errno, f"{what}: {error.strerror}", error.filename) from None
 
 
 class PartialSet(ShardSet):
@@ -236,8 +208,7 @@ class PartialSet(ShardSet):
     """
 
     def __init__(self, storage: Storage, manifest: Manifest, split: str, copy: Lease) -> None:
-        self._storage = storage
-        self._copy = copy
+        self.storage, self.lease = storage, copy
         super().__init__(copy.path, manifest, split)
 
     def _map(self, table: StoredTable) -> MappedTable:
@@ -245,7 +216,7 @@ class PartialSet(ShardSet):
             return super()._map(table)
         order = None if table.order is None else self._mapped_of(table.order)
         with naming(self.path_of(table.files[0])):
-            return PartialTable(table, self.folder, order, self._storage, self._copy, self)
+            return PartialTable(table, order, self)
 
     def look(self) -> int:
         """Maps the shards that were finished since the last call. Returns how many are still unfinished."""
@@ -255,63 +226,88 @@ class PartialSet(ShardSet):
         """Pickles the set as its copy or, while that is incomplete, as the source, which must be a folder."""
         if not self.look() and os.path.lexists(self.path / MANIFEST_NAME):
             return super().__reduce__()
-        if isinstance(self._storage, FolderStorage):
-            return partial(open_shards, digest=self.digest), (self._storage.name, self.split)
+        if isinstance(self.storage, FolderStorage):
+            return partial(open_shards, digest=self.digest), (self.storage.name, self.split)
         raise TypeError(
-            f"a set that is being copied from {self._storage.name} cannot be pickled or copied: wait until the copy is "
+            f"a set that is being copied from {self.storage.name} cannot be pickled or copied: wait until the copy is "
             "complete, or open it in the process that uses it"
         )
 
     def open_file(self, entry: FileEntry, folder: FolderHandle | None = None) -> OpenFile:
         """Opens a file of the copy, or fetches it into a nameless temporary file."""
-        if self._copy.has(entry):
+        if self.lease.has(entry):
             with contextlib.suppress(FormatError):  # damaged: it will be copied again
                 return super().open_file(entry)
 
         def read(offset: int, buffer: memoryview) -> int:
-            self._storage.read_into(entry, offset, buffer)
+            self.storage.read_into(entry, offset, buffer)
             return len(buffer)
 
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(open_nameless())
             found = pour(read, entry.nbytes, partial(write_all, file.fileno()))
-            check_sha256(self._storage.path_of(entry), entry, found)
+            check_sha256(self.storage.path_of(entry), entry, found)
             stack.pop_all()
         return file
 
 
-class PartialReader(WrappingReader):
-    """Reads a PartialSet, and changes to the complete copy at the start of the first epoch after it is complete.
+class StagedReader(MappedReader):
+    """Reads a PartialSet. Announces nothing: the kernel cannot read ahead what is not here yet."""
 
-    `settle` returns a reader of the complete copy, or None if the copy cannot be read alone yet.
-    """
-
+    name = "staged"
     num_threads = _STORAGE_THREADS
     whole_lines = 1
+    least_nbytes = 0
 
-    def __init__(self, shards: PartialSet, settle: Callable[[], Reader | None]) -> None:
-        # Without tables to announce: the kernel cannot read ahead what is not here yet.
-        self._first = MappedReader(shards, ())
-        super().__init__(self._first)
-        self.name = "staged"
+
+class CopyReader(WrappingReader):
+    """Reads a copy by `reader`. When an epoch begins, or a file is gone, changes to the reader that `settle` returns.
+
+    `settle` returns None if `reader` is still the right one for the copy.
+    """
+
+    def __init__(self, reader: Reader, settle: Callable[[], Reader | None]) -> None:
+        super().__init__(reader)
         self._settle = settle
+        self._former: list[Reader] = []
+        self._lock = threading.Lock()
+
+    @property
+    def whole_lines(self) -> int:
+        return self._reader.whole_lines
+
+    @property
+    def least_nbytes(self) -> int:  # type: ignore[override]
+        return self._reader.least_nbytes
 
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
-        self._reader.copy(name, indices, out, lines)
+        self._try(lambda reader: reader.copy(name, indices, out, lines))
 
-    def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
-        self._reader.copy_windows(indices, windows, out)
-
-    def make_pixels(
-        self, request: Request, views: Views, numbers: NDArray[np.int64], indices: NDArray[np.int64]
+    def read_samples(
+        self, request: Request, memory: BatchMemory, numbers: NDArray[np.int64], indices: NDArray[np.int64]
     ) -> None:
-        self._reader.make_pixels(request, views, numbers, indices)
+        self._try(lambda reader: reader.read_samples(request, memory, numbers, indices))
+
+    def _try(self, read: Callable[[Reader], None]) -> None:
+        reader = self._reader
+        try:
+            read(reader)
+        except FormatError:
+            self._change(reader)
+            if self._reader is reader:
+                raise
+            read(self._reader)
+
+    def _change(self, reader: Reader) -> None:
+        with self._lock:
+            if self._reader is reader and (settled := self._settle()) is not None:
+                self._former.append(reader)  # which may be reading
+                self._reader = settled
 
     def begin_epoch(self) -> bool:
-        if self._reader is self._first and (settled := self._settle()) is not None:
-            self._reader, self.name = settled, settled.name
+        self._change(self._reader)
         return super().begin_epoch()
 
     def counts(self) -> ReadCounts:
-        readers = {self._first, self._reader}
+        readers = self._reader, *self._former
         return ReadCounts(*map(sum, zip(*(reader.counts() for reader in readers), strict=True)))

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
-from shardio.format.entries import FileEntry
 from shardio.format.layout import crc32
 from shardio.kernels.resample import Planes
 from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import as_rows
 from shardio.reading.shardset import ShardSet
+from shardio.sets.storage import Storage
 from shardio.system.pour import aligned_empty
 
 # Windows that a thread reads before it makes pixels: no more than caches hold, and enough that the calls cost little.
@@ -33,12 +33,6 @@ _PART_NBYTES = 4 << 20
 _SMALL_ROW_NBYTES, _MOST_RESIDENT = 16 << 10, 0.99
 # So many of the announced samples that a thread copies at a time are looked for in the page cache.
 _MOST_LOOKED_FOR = 8
-
-WAYS_OUT = (
-    "`shardio verify` finds what else is damaged, `shardio repair` mends it, and `indices=` without this sample trains "
-    "on the others"
-)
-"""What to do about a damaged sample."""
 
 _thread = threading.local()
 
@@ -292,6 +286,11 @@ class WrappingReader(Reader):
     def __init__(self, reader: Reader) -> None:
         super().__init__()
         self._reader = reader
+        self.num_threads = reader.num_threads
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self._reader.name
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         return self._reader.column_of(name, indices)
@@ -318,13 +317,8 @@ class GuardedReader(WrappingReader):
 
     def __init__(self, reader: Reader, shards: ShardSet, second: Reader) -> None:
         super().__init__(reader)
-        self.num_threads = reader.num_threads
         self._shards = shards
         self._second = second
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self._reader.name
 
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
         self._reader.copy(name, indices, out, lines)
@@ -346,7 +340,7 @@ class GuardedReader(WrappingReader):
         self._count(retries=1)
         self._second.copy(name, np.array([index]), again)
         if (found := crc32(again)) != expected:
-            raise wrong_row(self._shards, name, index, expected, found)
+            raise wrong_row(self._shards, self._shards, name, index, found)
         out[...] = again
 
     def counts(self) -> ReadCounts:
@@ -359,22 +353,16 @@ class GuardedReader(WrappingReader):
         self._second.close()
 
 
-def wrong_row(
-    shards: ShardSet,
-    name: str,
-    index: int,
-    expected: int,
-    found: int,
-    path_of: Callable[[FileEntry], object] | None = None,
-) -> FormatError:
-    """Returns the FormatError for a sample's pixels (""), or its value of the array `name`, with a wrong crc32.
-
-    `path_of` returns the path of a file to show; by default the file's path in the set."""
+def wrong_row(shards: ShardSet, place: ShardSet | Storage, name: str, index: int, found: int) -> FormatError:
+    """Returns the FormatError for a sample whose pixels (""), or value of the array `name`, have a wrong crc32 in
+    `place`."""
     shard, offset = shards.locate_one(name, index)
     (key,) = shards.copy_column("key", np.array([index])).tolist()
+    (expected,) = shards.copy_crc32s(name, np.array([index])).tolist()
     return FormatError(
-        f"{(path_of or shards.path_of)(shard)}: {shards.table_of(name).what(index)} ({os.fsdecode(key)}) at byte "
-        f"{offset}: crc32: expected {expected:08x}, found {found:08x} in two reads; {WAYS_OUT}"
+        f"{place.path_of(shard)}: {shards.table_of(name).what(index)} ({os.fsdecode(key)}) at byte {offset}: crc32: "
+        f"expected {expected:08x}, found {found:08x} in two reads; `shardio verify` finds what else is damaged, "
+        "`shardio repair` mends it, and `indices=` without this sample trains on the others"
     )
 
 

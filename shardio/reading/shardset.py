@@ -106,6 +106,11 @@ class ShardSet(SplitLayout, Sequence[Sample]):
                 mapped.map_file(number, self.open_file(entry), private=table is self.index_table, load=load)
         return mapped
 
+    def changed_files(self) -> list[FileEntry]:
+        """Returns the files that were written to, replaced or removed since they were opened."""
+        files = [entry for entry in self.content.files if entry.file in self._known]
+        return [entry for entry in files if state_of(self.path_of(entry)) != self._known[entry.file]]
+
     def unmap(self) -> None:
         """Frees the address space of files that no array refers to. They are mapped again when they are needed."""
         self._mapped.clear()

@@ -163,7 +163,7 @@ class RemoteStorage:
         def look() -> Any:
             if not self._is_http:
                 return self._ask("ls", self._url, detail=True, deadline=deadline)
-            page = self._wait_for(_fetch(_filesystem(self._url), self._url, _LISTING_NBYTES), deadline)
+            page, _ = self._wait_for(_fetch(_filesystem(self._url), self._url, _LISTING_NBYTES), deadline)
             if len(page) > _LISTING_NBYTES:
                 raise ValueError(f"expected a page of links of at most {_LISTING_NBYTES:,} bytes, the server sent more")
             return page.decode("utf-8", "replace")
@@ -200,8 +200,8 @@ class RemoteStorage:
         """Returns at least one and at most `nbytes` bytes of a file, from byte `start` on."""
         data: bytes | bytearray
         if self._is_http:
-            hear = partial(self._hear, name)
-            data = self._wait_for(_fetch(_filesystem(self._url), url, nbytes, start, hear), deadline)
+            data, headers = self._wait_for(_fetch(_filesystem(self._url), url, nbytes, start), deadline)
+            self._hear(name, headers)
         else:
             data = self._ask("cat_file", url, start=start, end=start + nbytes, deadline=deadline)
         if len(data) > nbytes:
@@ -269,13 +269,11 @@ class RemoteStorage:
         return f"{type(error).__name__}: {printable(without_credentials_in(text)[:300])}"
 
 
-async def _fetch(
-    filesystem: Any, url: str, most: int, start: int | None = None, hear: Callable[[Any], None] = lambda headers: None
-) -> bytearray:
-    """Returns at most `most` bytes of a file on a web server; one byte more if the server sends more.
+async def _fetch(filesystem: Any, url: str, most: int, start: int | None = None) -> tuple[bytearray, Any]:
+    """Returns at most `most` bytes of a file on a web server, one byte more if the server sends more; and the headers.
 
-    Requests the bytes from byte `start` on, or the whole file if `start` is None. Calls `hear` with the headers.
-    fsspec's own calls would hold and unpack all that a server sends, even if that is far more.
+    Requests the bytes from byte `start` on, or the whole file if `start` is None. fsspec's own calls would hold and
+    unpack all that a server sends, even if that is far more.
     """
     options = dict(filesystem.kwargs)
     headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
@@ -290,13 +288,12 @@ async def _fetch(
             )
         if (coding := answer.headers.get("Content-Encoding", "identity")) not in ("", "identity"):
             raise ValueError(f"expected the file as it is, the server sent it compressed ({coding!r:.40})")
-        hear(answer.headers)
         data = bytearray()
         async for piece in answer.content.iter_any():
             data += piece[: most + 1 - len(data)]
             if len(data) > most:
                 break  # and the end of the block closes the connection
-    return data
+    return data, answer.headers
 
 
 def _folders_below(url: str, page: str) -> set[str]:

@@ -211,7 +211,7 @@ class FileCopier:
         place = "FOLDER` of a download of its files" if is_url(path) else f"{os.path.dirname(path)}`"
         return FormatError(
             f"{path}: sha256: expected {entry.sha256}, found {found}: the source is damaged; `shardio verify {place} "
-            "names the samples, and says how to repair it"
+            "names the samples, and `shardio repair` mends it"
         )
 
     def count(self, nbytes: int) -> None:

@@ -225,6 +225,23 @@ def damage(shard: Path) -> None:
         file.write(b"other")
 
 
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_a_file_that_lost_its_name_is_read_from_the_source_and_copied_again(src: Path, cache: Path, io: Any) -> None:
+    """As a damaged file does, when another process finds it."""
+    path = Path(staging.stage(src, cache).path)
+    damage(path / "train-00003.npy")
+    with loaded(src, cache, io=io, shuffle=False) as loader:
+        batches = iter(loader)
+        next(batches)  # of the first shard
+        (path / "train-00003.npy").unlink()
+        assert len(list(batches)) == 10
+        read_epoch(loader)
+        wait_for(loader)
+        read_epoch(loader)
+        assert loader.stats()["io"] == io
+    assert (path / "train-00003.npy").read_bytes() == (src / "train-00003.npy").read_bytes()
+
+
 def test_a_damaged_source_costs_the_copy_nothing(src: Path, cache: Path) -> None:
     path = Path(staging.stage(src, cache).path)
     for folder in (src, path):

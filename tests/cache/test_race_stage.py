@@ -52,7 +52,7 @@ leases._lock_shared = take
 TWO_WHO_FILL = """
 leases.Lease.try_filling = lambda self, source: opening.open_file(os.devnull, os.O_RDONLY)
 """
-NAMED_TOO_EARLY = "partial_copy._part_of = lambda folder, entry: folder / entry.file"
+NAMED_TOO_EARLY = "partial_copy.part_of = lambda folder, entry: folder / entry.file"
 
 
 @pytest.mark.parametrize(

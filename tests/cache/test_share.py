@@ -135,18 +135,23 @@ def test_keep_counts_a_file_of_two_copies_once(sets: tuple[Path, Path], cache: P
     assert len(Cache(cache).evict(keep=used_nbytes(cache) - 1).removed) == 1
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_with_verify_a_damaged_shared_file_is_copied_and_the_other_copy_is_left_as_it_is(
-    sets: tuple[Path, Path], cache: Path, is_there: bool
+@pytest.mark.parametrize(("is_there", "reads_all"), [(True, True), (False, True), (False, False)])
+def test_a_damaged_shared_file_is_named_removed_from_the_other_copy_too_and_copied(
+    sets: tuple[Path, Path], cache: Path, is_there: bool, reads_all: bool
 ) -> None:
     one = Path(stage(sets[0], cache).path)
     if is_there:
         stage(sets[1], cache)
     flip(one / "train-00003.npy", -1)
-    report = stage(sets[1], cache, verify=True)
+    said: list[str] = []
+    report = stage(sets[1], cache, verify=reads_all, on_message=said.append)
     assert report.num_copied == (1 if is_there else 1 + NUM_NEW)
+    assert report.num_linked == (0 if is_there else NUM_SHARDS - 1)
     assert verify(report.path).ok
+    assert [f"{one}/train-00003.npy" in text for text in sorted(said)].count(True) == 1
     assert not verify(one).ok
+    assert stage(sets[0], cache).num_linked == 1
+    assert verify(one).ok
 
 
 def test_a_shared_index_with_another_label_is_copied(sets: tuple[Path, Path], tmp_path: Path, cache: Path) -> None:

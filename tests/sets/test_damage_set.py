@@ -33,8 +33,10 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_every_damage_is_found_named_and_refused_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    printed = printed_by(CHAOS / "damage_set.py", "--damages", "120", "--seed", "5", TMPDIR=str(tmp_path))
+    words = ("--damages", "120", "--rounds", "10", "--seed", "5")
+    printed = printed_by(CHAOS / "damage_set.py", *words, TMPDIR=str(tmp_path))
     assert printed.splitlines()[-1] == "120 damages, 0 not found or not named, 0 deaths, 0 hangs"
+    assert "10 rounds of training, 0 with wrong samples" in printed
     assert os.listdir(tmp_path) == []
 
 

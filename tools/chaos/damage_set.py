@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Damages a published set in every way that comes to mind: `verify` must find each damage and name it.
 
-    python tools/chaos/damage_set.py [--damages 100000] [--seed 0] [--processes N]
+    python tools/chaos/damage_set.py [--damages 100000] [--rounds 100] [--seed 0] [--processes N]
 
 In a small set of two splits, one of which has arrays and an order of its stored rows, bytes of any file are changed or
 zeroed, from one bit to 64 kB, files are cut off or grow, two shards change places, a shard or an index of another set
@@ -12,6 +12,12 @@ file of checksums that has another byte, and any manifest that says something el
 number of the index, an order or a checksum, loaders of every `io` must refuse to give a batch, and commands must refuse
 to show samples. All that happens in processes which must not die, by a signal or otherwise, nor wait for ever. Then the
 old bytes are written back.
+
+Rounds of training: a row of a shard rots in the source, in a copy in a cache, or in another copy that shares the file,
+before, while or after the copy is made, and a loader of any options reads four epochs. Meanwhile `stage` may find the
+damage. No wrong sample may be delivered in an epoch that begins after its file was found damaged, nor from a file
+that is not verified yet. Only damage of the source may be an error, which names the sample; and in the end the copy is
+sound, or lacks the damaged file.
 
 Exit code 1 if anything was otherwise. Linux only.
 """
@@ -24,25 +30,32 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
+import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import attack
 import numpy as np
-from attack import Lane, Say, Tell, listen, make_parser, verdict
+from attack import Lane, Say, Tell, listen, make_parser, never_sync, verdict
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
+from shardio.augment.transforms import CenterCrop
+from shardio.cache import cached_split, filler, partial_copy
+from shardio.cache.stage import stage
+from shardio.changes.change import change
 from shardio.cli.main import cli
 from shardio.conversion.records import Reject, write_rejects
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter
 from shardio.errors import FormatError, SetNotFoundError
-from shardio.format.entries import ArrayEntry, SplitEntry
+from shardio.format.entries import ArrayEntry, FileEntry, SplitEntry
 from shardio.format.layout import (
     HEADER_NBYTES,
     MANIFEST_NAME,
@@ -63,6 +76,7 @@ from shardio.loading.loader import ShardLoader
 from shardio.reading.choose import Io
 from shardio.reading.shardset import open_shards
 from shardio.sets.rows import ArrayWriter, write_index, write_order
+from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.machine import usable_cores
 
@@ -86,6 +100,8 @@ MOST_NBYTES = 64 << 10
 PATIENCE_SECONDS = 60
 # After so many damages a process ends and another one goes on.
 BATCH = 1000
+PLACES, MOMENTS = ("source", "copy", "sibling"), ("before", "during", "after")
+"""Where a file rots, and when: before, while or after the copy of the set is made."""
 NOT_MENDED = 3
 """Exit code of a process that leaves a set which is not what it was."""
 
@@ -426,6 +442,157 @@ class Site:
         return f"expected {split} to be refused for {refused}, but it was opened" if refused else ""
 
 
+# --- rot while a loader reads -----------------------------------------------------------------------------------------
+
+
+class SlowFolder(FolderStorage):
+    def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+        time.sleep(0.002)
+        super().read_into(entry, offset, buffer)
+
+
+class RottenTraining:
+    """A round of training on a set, of which a file rots at a random place and moment."""
+
+    def __init__(self, folder: Path, rng: np.random.Generator) -> None:
+        self.site = _make_site(folder)
+        self.sibling, self.rng = folder / "sibling", rng
+        change(self.site.folder, self.sibling, split="val", arrays={"extra": np.arange(len(ORDER))})
+        self.place, self.moment = str(rng.choice(PLACES)), str(rng.choice(MOMENTS))
+        self.split = str(rng.choice(list(NUM_SAMPLES)))
+        self.name = str(rng.choice([name for name in SHARDS if name.startswith(self.split)]))
+        self.cache = folder / "cache" if self.place != "source" or rng.random() < 0.7 else None
+        self.crops = self.split == "train" and rng.random() < 0.5
+        options = {"arrays": list(ARRAYS)} if self.split == "val" else {}
+        transform = CenterCrop(8) if self.crops else None
+        self.options: dict[str, Any] = {"split": self.split, "transform": transform, "rank": 0, "world_size": 1}
+        self.options |= {"tail": "short", "return_indices": True, **options}
+        with ShardLoader(self.site.copies, 1, **self.options) as loader:
+            self.truth = {int(batch[2]): _bytes_of(batch)[0] for batch in loader}
+        self.check: Any = str(rng.choice(["off", "sample"]))
+        self.io: Any = str(rng.choice(["auto", "mmap", "pread"]))
+        self.said: list[str] = []
+
+    def __str__(self) -> str:
+        cached = "with" if self.cache else "without"
+        return f"{self.name} rots in the {self.place} {self.moment}, {cached} a cache, {self.check}, {self.io}"
+
+    def rot(self) -> None:
+        """Changes bytes of the file, as a failing disk does."""
+        digest = open_shards(self.sibling if self.place == "sibling" else self.site.copies, self.split).digest
+        folder = self.site.folder if self.cache is None or self.place == "source" else self.cache / digest
+        nbytes, users = SHARDS[self.name]
+        row = int(self.rng.choice([row for row, samples in enumerate(users) if samples]))
+        for path in (folder / self.name, folder / f".{self.name}.part"):
+            if path.exists():
+                status = path.stat()
+                with path.open("r+b") as file:
+                    file.seek(HEADER_NBYTES + row * nbytes)
+                    data = file.read(nbytes)
+                    file.seek(HEADER_NBYTES + row * nbytes)
+                    file.write(bytes(255 - byte for byte in data[:9]) + data[9:])
+                if self.rng.random() < 0.7:  # a disk tells nobody
+                    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+                return
+
+    def find(self) -> None:
+        """Stages the set or its sibling, which may find the damage."""
+        kind = self.rng.integers(3)
+        if self.cache is not None and kind:
+            try:
+                stage([self.site.folder, self.sibling][kind - 1], self.cache, verify=True, on_message=self.said.append)
+            except FormatError as error:
+                self.said.append(str(error))
+
+    def run(self) -> list[str]:
+        """Returns what is wrong."""
+        if self.cache and self.place == "sibling":
+            stage(self.sibling, self.cache)
+        if self.cache and (self.moment == "after" or (self.place, self.moment) == ("copy", "before")):
+            stage(self.site.folder, self.cache)
+        if self.moment == "before":
+            self.rot()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with ShardLoader(
+                self.site.folder, 4, cache=self.cache, check=self.check, io=self.io, **self.options
+            ) as loader:
+                rotting = threading.Timer(self.rng.random() * 0.1, self.rot)
+                if self.moment != "before":
+                    rotting.start()
+                wrong = [text for epoch in range(4) for text in self.epoch(loader, epoch, caught)]
+        return wrong + self.end()
+
+    def epoch(self, loader: ShardLoader, epoch: int, caught: Sequence[warnings.WarningMessage]) -> list[str]:
+        found = [text for text in (*self.said, *(str(one.message) for one in caught)) if self.name in text]
+        # Rows of a file without its name are compared. Only crops are not, before there are unfinished files.
+        never = self.check == "sample" or (self.place, self.moment) == ("sibling", "before")
+        never |= self.place == "source" and self.cache is not None and not self.crops
+        wrong = 0
+        try:
+            for batch in loader:
+                for index, data in zip(batch[2].tolist(), _bytes_of(batch), strict=True):
+                    wrong += data != self.truth[index]
+        except FormatError as error:
+            told = str(error)
+            samples = expected_samples(
+                self.name, self.site.sound[self.name], (self.site.folder / self.name).read_bytes()
+            )
+            if not any(f"sample {i} " in told and "`shardio repair`" in told and "`indices=`" in told for i in samples):
+                return [f"epoch {epoch}: {told}"]
+        if epoch == 1:
+            self.find()
+        return [f"epoch {epoch}: {wrong} wrong samples, found: {found}"] if wrong and (found or never) else []
+
+    def end(self) -> list[str]:
+        if self.cache is None:
+            return []
+        copy = self.cache / open_shards(self.site.copies, self.split).digest
+        if self.place != "source":
+            stage(self.site.folder, self.cache, verify=True)
+            return [] if verify(copy).ok else ["the copy was not mended"]
+        is_sound = not (copy / self.name).exists() or (copy / self.name).read_bytes() == self.site.sound[self.name]
+        return [] if is_sound else ["a damaged file has its name in the copy"]
+
+
+def _bytes_of(batch: Any) -> list[bytes]:
+    """Returns the bytes of each sample of a batch, with all its parts."""
+    parts = [part for some in batch for part in (some.values() if isinstance(some, dict) else [some])]
+    return [b"".join(part[i].numpy().tobytes() for part in parts) for i in range(len(parts[0]))]
+
+
+def _train_some(folder: Path, seed: int, numbers: range, tell: Tell) -> int:
+    patched: Any = (cached_split, filler, partial_copy)  # so that files are received in many pieces, slowly
+    patched[0].open_storage, patched[1]._REQUESTS, patched[1]._SHARED_REQUESTS = SlowFolder, (1, 4096), (2, 4096)
+    patched[2]._LEAST_NBYTES = 1
+    never_sync()
+    for number in numbers:
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            training = RottenTraining(Path(made) / "site", np.random.default_rng([seed, number]))
+            try:
+                wrong = training.run()
+            except Exception:
+                wrong = [traceback.format_exc()[-2000:]]
+        tell([number, [f"{training}: {text}" for text in wrong]])
+    return 0
+
+
+def train_through_rot(rounds: int, seed: int = 0, processes: int | None = None) -> Counts:
+    """Does so many rounds of training. The process must have no other threads."""
+    counts = Counts()
+    processes = processes or usable_cores()
+    with tempfile.TemporaryDirectory(prefix="shardio-rot-") as name:
+        work = partial(_train_some, Path(name), seed)
+        for lane, results, code in listen([Lane(work, n, processes, rounds, BATCH) for n in range(processes)]):
+            counts.rounds += len(results)
+            counts.violations += [f"round {number} of seed {seed}: {text}" for number, told in results for text in told]
+            if code:
+                counts.violations.append(f"round {lane.next} of seed {seed}: the process ended with {code}")
+                lane.next += lane.step
+    return counts
+
+
 @dataclass
 class Counts(attack.Counts):
     """Counts of what happened. Those from `deaths` on should stay zero."""
@@ -504,11 +671,14 @@ def _make_site(folder: Path) -> Site:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser(__doc__, "the damages", processes=True, folder=False)
     parser.add_argument("--damages", type=int, default=100_000, help="default %(default)s")
+    parser.add_argument("--rounds", type=int, default=100, help="of training; default %(default)s")
     chosen = parser.parse_args(arguments)
+    trained = train_through_rot(chosen.rounds, chosen.seed, chosen.processes)
     counts = damage_set(chosen.damages, chosen.seed, chosen.processes)
-    for violation in counts.violations:
+    for violation in trained.violations + counts.violations:
         print(violation)
-    return verdict(counts)
+    print(f"{trained.rounds} rounds of training, {len(trained.violations)} with wrong samples, errors or copies")
+    return max(verdict(counts), bool(trained.violations))
 
 
 if __name__ == "__main__":
