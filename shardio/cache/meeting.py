@@ -40,7 +40,6 @@ REGROUP_SECONDS = 10.0
 _CONNECT_SECONDS = 3.0
 _ATTEMPTS = 4
 _POLL_SECONDS = 0.01
-
 # How many members are asked to form the next group, before a node goes on alone.
 _MOST_HOSTS = 3
 
@@ -104,8 +103,7 @@ class Meeting:
         hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         for attempt in reversed(range(_ATTEMPTS)):  # one whose connection is cut may wait until its time is over
             try:
-                at = own_address(host) if hosts else host
-                store = _store(at, port, MEET_SECONDS / _ATTEMPTS, hosts=hosts)
+                store = _store(own_address(host) if hosts else host, port, MEET_SECONDS / _ATTEMPTS, hosts=hosts)
                 break
             except (RuntimeError, OSError) as error:
                 if hosts or not attempt:
@@ -159,9 +157,7 @@ class Meeting:
             elif self.rank:
                 self._store.set(f"form/{self.rank}", json.dumps(None))
                 return ()
-            found = self._decide(
-                self._store, 0, "form", MEET_SECONDS, mine, lambda said: said and Member(**said), decide
-            )
+            found = self._decide(self._store, 0, "form", MEET_SECONDS, mine, lambda said: Member(**said), decide)
         except (RuntimeError, OSError) as error:
             raise GroupBrokenError(f"rank 0 does not answer: {_line(error)}") from None
         if mine and found.get(self.rank) != mine:
@@ -172,11 +168,10 @@ class Meeting:
         """Returns those `members`, of a broken group, that call this within 10 seconds; () if none answers."""
         self._ranks = [member.rank for member in members]
         self._generation += 1
-        name = f"regroup{self._generation}"
         for host in members[:_MOST_HOSTS]:
             try:
                 store = self._store_of(host, _CONNECT_SECONDS)
-                found = self._decide(store, host.rank, name, REGROUP_SECONDS, True, bool)
+                found = self._decide(store, host.rank, f"regroup{self._generation}", REGROUP_SECONDS, True, bool)
             except (RuntimeError, OSError):
                 continue  # it has ended, too
             return tuple(member for member in members if member.rank in found) if self.rank in found else ()
@@ -372,7 +367,10 @@ def _store(host: str, port: int, seconds: float, *, hosts: bool = False) -> Any:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         port, server = listener.getsockname()[1], listener.detach()
     make = partial(_torch().TCPStore, host, port, is_master=hosts, wait_for_workers=False, timeout=limit)
-    return _within(seconds + _CONNECT_SECONDS, partial(make, master_listen_fd=server))
+    try:
+        return _within(seconds + _CONNECT_SECONDS, partial(make, master_listen_fd=server))
+    except NotImplementedError:  # before torch 2.8, only the other kind of server takes a socket
+        return _within(seconds + _CONNECT_SECONDS, partial(make, master_listen_fd=server, use_libuv=False))
 
 
 def _within(seconds: float, do: Callable[[], T], stop: Flag | None = None) -> T:

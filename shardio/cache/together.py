@@ -45,8 +45,6 @@ _SLOW_SECONDS = 15.0
 _LONGEST_SECONDS = 5.0
 
 NDBytes = NDArray[np.uint8]
-
-
 Block = tuple[FileEntry, int, int]
 """A block, as (file, start, stop): the bytes [start, stop) of the file."""
 
@@ -121,25 +119,24 @@ def plan_window(blocks: Sequence[Block], has: NDArray[np.bool_], readers: Sequen
     wanted = np.flatnonzero(~has.all(axis=0)).tolist()
     total = sum(blocks[number][2] - blocks[number][1] for number in wanted)
     share_nbytes = -(-total // num_nodes)
-    if turn:
-        sender = readers[turn % len(readers)]
-        again = [Piece(blocks[k][0], blocks[k][1], blocks[k][2] - blocks[k][1], sender, sender, True) for k in wanted]
-        return WindowPlan(tuple(again), share_nbytes, sender)
+    sender = readers[turn % len(readers)] if turn else None
     pieces: list[Piece] = []
     done = 0
     for number in wanted:
         entry, start, stop = blocks[number]
-        owners = np.flatnonzero(has[:, number]).tolist()
+        owners = [] if turn else np.flatnonzero(has[:, number]).tolist()
         while start < stop:
             share = done // share_nbytes
             nbytes = min(stop - start, (share + 1) * share_nbytes - done)
-            if owners:
+            if sender is not None:
+                owner = share = sender
+            elif owners:
                 owner = share if share in owners else owners[number % len(owners)]
             else:
                 owner = share if share in readers else readers[share % len(readers)]
             pieces.append(Piece(entry, start, nbytes, owner, share, not owners))
             start, done = start + nbytes, done + nbytes
-    return WindowPlan(tuple(pieces), share_nbytes)
+    return WindowPlan(tuple(pieces), share_nbytes, sender)
 
 
 class SlowNodes:
@@ -203,29 +200,33 @@ class Together:
             ThreadPool(1, "shardio-stage-write") as self._writers,
             ThreadPool(2, "shardio-stage-finish") as self._finishers,
         ):
-            for turn in range(_MOST_PASSES):
-                complete = self._tell(np.array([*map(self._complete.get, self.files)], np.uint8)).all(axis=0)
-                if complete.all():
-                    return
-                files = [self.files[number] for number in np.flatnonzero(~complete).tolist()]
-                self._before, self._came, self._givers = self._came, {}, {}
-                self._nbytes = _FIRST_NBYTES
-                try:
+            try:
+                for turn in range(_MOST_PASSES):
+                    complete = self._tell(np.array([*map(self._complete.get, self.files)], np.uint8)).all(axis=0)
+                    if complete.all():
+                        break
+                    files = [self.files[number] for number in np.flatnonzero(~complete).tolist()]
+                    self._before, self._came, self._givers, self._finishing = self._came, {}, {}, {}
+                    self._nbytes = _FIRST_NBYTES
                     self._pass(files, turn)
-                except BaseException:
-                    for plan, _ in self._planned:  # nobody fetches them any more
-                        self._mark(plan, MISSING)
-                    raise
-                for entry in files:
-                    self._finish_if_there(entry)
-                for entry, call in self._finishing.items():
-                    self._complete[entry] = call.result()
-                self._finishing.clear()
-                if wrong := [entry.file for entry in self._givers if self._complete[entry]]:
-                    givers = [nodes for entry in self._givers if self._complete[entry] for nodes in self._givers[entry]]
-                    nodes = sorted(set.intersection(*givers) or set.union(*givers))
-                    names = " or ".join(str(self.group.members[node]) for node in nodes)
-                    self.on_message(f"wrong bytes came from {names}, in {first_of(wrong, 3)}: read again, once for all")
+                    self._end_pass(files)
+            except BaseException:
+                self.group.leave()
+                for plan, _ in self._planned:  # nobody fetches them any more
+                    self._mark(plan, MISSING)
+                raise
+
+    def _end_pass(self, files: Sequence[FileEntry]) -> None:
+        """Waits until files that are there are hashed. Says who gave what was wrong in the last pass."""
+        for entry in files:
+            self._finish_if_there(entry)
+        for entry, call in self._finishing.items():
+            self._complete[entry] = call.result()
+        if wrong := [entry.file for entry in self._givers if self._complete[entry]]:
+            givers = [nodes for entry in self._givers if self._complete[entry] for nodes in self._givers[entry]]
+            nodes = sorted(set.intersection(*givers) or set.union(*givers))
+            names = " or ".join(str(self.group.members[node]) for node in nodes)
+            self.on_message(f"wrong bytes came from {names}, in {first_of(wrong, 3)}: read again, once for all")
 
     def _tell(self, mine: NDBytes) -> NDBytes:
         """Sends `mine`, uint8 (n,), to all nodes. Returns the `mine` of every node, uint8 (nodes, n)."""
@@ -370,8 +371,7 @@ class Together:
         """Writes the bytes of `window` that this node lacks into the copy. Runs in a thread."""
         for run in joined(plan.pieces):
             for begin, end in self._lacking(run):
-                place = run.place - run.start
-                data = window[place + begin : place + end]
+                data = window[run.place :][begin - run.start : end - run.start]
                 if run.entry in self._before:
                     self._compare(run.entry, begin, data)
                 self.partial.write(run.entry, begin, data.data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -177,6 +178,8 @@ def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str 
 
         world = find_world()
         if world.world_size > 1:
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # all ranks, and any stranger, connect to rank 0
             meeting = Meeting.at(rendezvous_of(rendezvous), world.rank, world.world_size, tell)
 
     # The delay hides the bar until something is copied, and for ever if another process copies.

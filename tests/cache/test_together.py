@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from torch.distributed import HashStore, TCPStore
 
 from shardio.cache import stage as staging
 from shardio.cache.folder import Cache
-from shardio.cache.meeting import GroupBrokenError, Meeting, _store
+from shardio.cache.meeting import Group, GroupBrokenError, Meeting, _store
 from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy, blocks_of
 from shardio.cache.stage import stage
 from shardio.cache.together import SlowNodes, Together, WindowPlan, joined, plan_window
@@ -131,10 +130,8 @@ def test_in_another_turn_one_node_reads_all_and_sends_it_to_each_other_node_and_
     for turn, sender in ((1, 2), (2, 0), (3, 2)):
         plan = plan_window(blocks, has, [0, 2], turn)
         assert plan.sender == sender
-        assert [(piece[1:3], piece[3], piece[5]) for piece in map(astuple, plan.pieces)] == [
-            ((0, 90), sender, True),
-            ((5, 4), sender, True),
-        ]
+        assert {(piece.owner, piece.share, piece.from_source) for piece in plan.pieces} == {(sender, sender, True)}
+        assert [(run.start, run.stop) for run in joined(plan.pieces)] == [(0, 90), (5, 9)]
 
 
 def test_only_a_node_that_stays_slow_is_left_behind() -> None:
@@ -229,7 +226,7 @@ def test_loaders_of_different_sets_all_get_an_error(monkeypatch: pytest.MonkeyPa
     "said",
     [
         *("null", "5", "{[", "[" * 100000, "[3]", '"text"', b"\xff\xfe"),
-        *('{"a": 1}', '{"1": null}', '{"1": {"rank": 1}}'),
+        *("{}", "[]", "false", '{"a": 1}', '{"1": null}', '{"1": {}}', '{"1": {"rank": 1}}'),
         '{"1": {"rank": 1, "name": "a", "host": 5, "port": 1, "digest": "a"}}',
         '{"1": {"rank": 1, "name": "a", "host": "a", "port": 1099511627776, "digest": "a"}}',
         '{"1": {"rank": 1, "name": "a", "host": "\\ud800", "port": 1, "digest": "a"}}',
@@ -358,6 +355,30 @@ def test_blocks_of_a_file_that_others_lack_are_passed_on_after_the_file_is_finis
     assert sum(nbytes for nbytes, _ in nodes(src, caches)) == manifest.nbytes - there
     for cache in caches:
         assert contents(cache / manifest.digest) == contents(src)
+
+
+def test_a_node_that_fails_leaves_its_group_at_once(
+    make_set: Callable[..., Path],
+    tmp_path: Path,
+    nodes: Callable[..., list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left, leave, run = list[int](), Group.leave, Together._pass
+
+    def leaving(group: Group) -> None:
+        left.append(group.rank)
+        leave(group)
+
+    def fail(together: Together, files: Sequence[FileEntry], turn: int) -> None:
+        if together.group.rank == 1:
+            raise ValueError("on purpose")
+        run(together, files, turn)
+
+    monkeypatch.setattr(Group, "leave", leaving)
+    monkeypatch.setattr(Together, "_pass", fail)
+    with pytest.raises(ValueError, match="on purpose"):
+        nodes(make_set(20), [tmp_path / "node-0", tmp_path / "node-1"])
+    assert left[0] == 1
 
 
 def test_the_nodes_that_come_copy_without_the_one_that_does_not(
