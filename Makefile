@@ -14,7 +14,7 @@ DRAWN := build/demo/images
 IMAGES ?= $(DRAWN)
 
 # The long checks that CONTRIBUTING.md lists, in the full forms that are their defaults.
-ATTACKS := fail_convert kill_convert race_convert race_stage break_nodes kill_train kill_trainer hold_batches truncate_shards storm_close mutate_images damage_set change_sets off_path replay_training
+ATTACKS := fail_convert kill_convert race_convert race_stage lose_power break_nodes kill_train kill_trainer hold_batches truncate_shards storm_close mutate_images damage_set change_sets off_path replay_training
 TORTURES := $(ATTACKS:%=tools/chaos/%.py) tools/check_order.py
 
 # What differs from main, and where its tests lie: those of a room in the folder of its name, those of the package as a

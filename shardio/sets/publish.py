@@ -71,9 +71,9 @@ def publish(
         )
     check_new(target, [source])
     with temporary_folder(target) as (folder, lock):
-        renamed = move and _can_be_renamed(source, target.parent)
+        like = folder, lock.descriptor
+        renamed = move and _can_be_renamed(source, target.parent) and _make_movable(source, names, like)
         if renamed:
-            _make_movable(source, names, like=(folder, lock.descriptor))
             try:
                 with FolderHandle(source) as opened:
                     rename_new(opened, target)
@@ -130,8 +130,9 @@ def _can_be_renamed(source: Path, root: Path) -> bool:
     return source.stat().st_dev == root.stat().st_dev and not source.is_mount()
 
 
-def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]) -> None:
-    """Makes the set durable, with the permissions of `like`: a new folder, and the descriptor of a new file.
+def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]) -> bool:
+    """Gives the set the permissions of `like`: a new folder, and the descriptor of a new file. Returns True if the set
+    is durable; False if it must be copied, as a second sync of a file would succeed without writing the file.
 
     Raises FormatError if the set is incomplete, ConvertError if it has other files or permissions cannot be changed.
     """
@@ -160,9 +161,13 @@ def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]
             os.chmod(path, stat.S_IMODE(new.st_mode))
         except PermissionError:
             raise ConvertError(f"{problem}, but only its owner may change them: {way_out}") from None
-    for name in names:
-        fsync_file(source / name)
-    fsync_folder(source)
+    try:
+        for name in names:
+            fsync_file(source / name)
+        fsync_folder(source)
+    except OSError:
+        return False
+    return True
 
 
 # --- the result -----------------------------------------------------------------------------------------------------
