@@ -285,7 +285,8 @@ class Breaking(Rounds[Counts]):
                 fault in ("killed", "stopped") and not victim and "start all ranks at the same time" in str(told)
             )
             if self._trains and fault == "intruder":  # a loader does not begin without the others
-                hurt = hurt or "make their loaders in the same order" in str(told)
+                words = ("make their loaders in the same order", "start all ranks at the same time")
+                hurt = hurt or any(each in str(told) for each in words)
             where = f"{fault} at node {victim} after {after:.2f} s"
             what = f"{where}: node {rank} ended with {code}: {''.join(map(str, told))}"
             if code == -signal.SIGALRM:
