@@ -85,8 +85,7 @@ def rename_new(folder: FolderHandle, target: Path) -> None:
             raise taken(target) from None
         raise
     for parent in dict.fromkeys((target.parent, folder.path.parent)):  # the new name first
-        with contextlib.suppress(PermissionError):  # a folder that may be written to but not read
-            fsync_folder(parent)
+        fsync_folder(parent)
 
 
 def rename_without_replacing(folder: Path, target: Path) -> bool:

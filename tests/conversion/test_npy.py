@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import called
-from folders import flip, put
+from folders import contents, flip, put
 from numpy.typing import NDArray
 from pictures import random_picture, write_jpeg
 from storages import npy_bytes, scan
@@ -330,6 +330,16 @@ def test_a_damaged_value_is_found_when_it_is_read(latents: Path) -> None:
         pytest.raises(ShardioError, match=r"train-latent-00001\.npy"),
     ):
         list(loader)
+
+
+def test_a_copy_of_a_compressed_array_that_rots_is_made_again_by_a_call_that_resumes(tmp_path: Path) -> None:
+    src, out = npz(tmp_path / "src.npz", np.savez_compressed), tmp_path / "out"
+    for part in (1, 2):
+        convert(src, out, shard_size=SHARD_NBYTES, order="source", part=(part, 2))
+        for copy in out.glob(".convert/*.rows"):
+            flip(copy)
+    convert(src, tmp_path / "undisturbed", shard_size=SHARD_NBYTES, order="source")
+    assert contents(out) == contents(tmp_path / "undisturbed")
 
 
 def test_commands_speak_of_samples(latents: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from shardio.sets import publish as publisher
 from shardio.sets.new_folder import find_left_overs, sweep_beside
 from shardio.sets.publish import publish
 from shardio.sets.verify import verify
+from shardio.system import files
 from shardio.system.files import _machine
 from shardio.system.opening import FolderHandle
 
@@ -116,7 +117,8 @@ def test_a_move_from_one_mount_of_a_filesystem_to_another_is_a_copy_too(
 def test_a_folder_whose_names_cannot_be_synced_as_it_may_not_be_read_is_no_failure(
     out: Path, root: Path, monkeypatch: pytest.MonkeyPatch, move: bool
 ) -> None:
-    monkeypatch.setattr(new_folder, "fsync_folder", failing(errno.EACCES))
+    real = files.open_folder
+    monkeypatch.setattr(files, "open_folder", lambda path: failing(errno.EACCES)(path) if path == root else real(path))
     assert publish(out, root / "small", move=move).renamed is move
     assert verify(root / "small").ok
 

@@ -12,6 +12,7 @@ import math
 import os
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -224,6 +225,13 @@ class RowsOrigin(Origin):
     def _is_missing(self, name: str) -> bool:
         return self.members[name].offset is None and (self.spool is None or not self._copy_of(name).exists())
 
+    def _crc32_of_copy(self, name: str) -> int:
+        crc32 = 0
+        with naming(self._copy_of(name)), open_untrusted(self._copy_of(name)) as file:
+            while block := file.read(_BLOCK_NBYTES):
+                crc32 = zlib.crc32(block, crc32)
+        return crc32
+
     def copies_nbytes(self) -> int:
         return sum(member.header.nbytes for name, member in self.members.items() if self._is_missing(name))
 
@@ -231,7 +239,8 @@ class RowsOrigin(Origin):
         """Copies the compressed arrays of an archive, and verifies its checksums. See `Origin.prepare`."""
         check_unchanged(self.path, self.identity)
         for name, member in self.members.items():
-            if member.crc32 is None or (member.offset is None and not self._is_missing(name)):
+            is_copied = member.offset is None and not self._is_missing(name)
+            if member.crc32 is None or (is_copied and self._crc32_of_copy(name) == member.crc32):
                 continue
             target = self._copy_of(name)
             with naming(target), AtomicFile(target) if member.offset is None else contextlib.nullcontext() as copy:
