@@ -153,12 +153,7 @@ class CopyFiller:
         if todo:
             self._links = link_from_others(folder, todo, self.manifest.sample_shape)
         if self.verify:
-            there = [entry for entry in self.files if entry not in todo]
-            self._copier.total += sum(entry.nbytes for entry in there)
-            for entry in (damaged := self._copier.find_damaged(folder, there)):
-                status = os.stat(entry.file, dir_fd=folder.fileno(), follow_symlinks=False)
-                take_names(self._cache.folder, status, self.on_message)
-            todo += damaged
+            todo += self._remove_damaged(folder, [entry for entry in self.files if entry not in todo])
         if self.stop.is_set():
             return False
         try:
@@ -189,12 +184,21 @@ class CopyFiller:
             )
         return True
 
+    def _remove_damaged(self, folder: FolderHandle, entries: Sequence[FileEntry]) -> list[FileEntry]:
+        """Reads files of the copy. Removes the damaged files, from all copies, and returns them."""
+        self._copier.total += sum(entry.nbytes for entry in entries)
+        for entry in (damaged := self._copier.find_damaged(folder, entries)):
+            status = os.stat(entry.file, dir_fd=folder.fileno(), follow_symlinks=False)
+            take_names(self._cache.folder, status, self.on_message)
+        return damaged
+
     def _copy(self, folder: FolderHandle, todo: Sequence[FileEntry]) -> None:
         partial = PartialCopy.begin(folder, self.manifest, [entry for entry in todo if entry not in self._links])
         try:
             if self.meeting is not None:
                 self._copy_together(folder, partial)
-            self._copier.each(lambda entry: self._complete(partial, entry), self._left(todo))
+            left = [entry for entry in self.files if os.path.lexists(str(partial.path_of(entry)))]
+            self._copier.each(lambda entry: self._complete(partial, entry), left)
         finally:
             if not (partial.states == THERE).any():
                 remove_parts(folder)
@@ -267,7 +271,12 @@ class CopyFiller:
         from shardio.cache.together import LeftBehindError, Together
 
         def finish(entry: FileEntry) -> bool:
-            return self._finish(partial, entry) == entry.sha256
+            if os.path.lexists(str(partial.path_of(entry))):
+                return self._finish(partial, entry) == entry.sha256
+            damaged = self._remove_damaged(folder, [entry])  # it was here before, and came wrong to another node
+            for each in damaged:
+                partial.make(each)
+            return not damaged
 
         meeting, self.meeting = self.meeting, None
         assert meeting is not None

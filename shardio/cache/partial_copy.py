@@ -132,7 +132,7 @@ class PartialCopy:
         copy._set_flags(0, np.where(copy.states == THERE, THERE, MISSING).astype(np.uint8).tobytes())
         for entry in blocks:
             if entry in missing:
-                copy._make(entry)
+                copy.make(entry)
             else:
                 copy.mark(entry, THERE)
         return copy
@@ -155,7 +155,7 @@ class PartialCopy:
         """Opens an unfinished file. Raises CacheError for a link to another copy's file, unless it is only read."""
         return _open(self.path_of(entry), flags)
 
-    def _make(self, entry: FileEntry) -> None:
+    def make(self, entry: FileEntry) -> None:
         """Makes an unfinished file, unless it is there. Nothing is written to a link to another copy's file."""
         name, folder = at(self.path_of(entry))
         with contextlib.suppress(FileNotFoundError):
@@ -258,7 +258,7 @@ class PartialCopy:
             sha256 = pour(lambda offset, buffer: os.preadv(file.fileno(), [buffer], offset), entry.nbytes)
             (old, there), (new, here) = at(path), at(self._folder / entry.file)
             if sha256 != entry.sha256:
-                self._make(entry)
+                self.make(entry)
                 self.mark(entry, MISSING)
                 fcntl.flock(file.fileno(), fcntl.LOCK_UN)
                 return sha256

@@ -180,6 +180,7 @@ class Together:
         self._copy = FolderStorage(self.folder)
         self._finishing: dict[FileEntry, Call[bool]] = {}
         self._complete = {entry: not os.path.lexists(str(self.partial.path_of(entry))) for entry in self.files}
+        self._unchecked = {entry for entry in self.files if self._complete[entry]}
         self._planned: deque[tuple[WindowPlan, Call[NDBytes]]] = deque()
         """The windows that are planned and not passed on yet."""
         self._windows = deque([np.zeros(0, np.uint8)] * 3)
@@ -208,6 +209,9 @@ class Together:
                     files = [self.files[number] for number in np.flatnonzero(~complete).tolist()]
                     self._before, self._came, self._givers, self._finishing = self._came, {}, {}, {}
                     self._nbytes = _FIRST_NBYTES
+                    for entry in self._unchecked.intersection(files if turn else ()):  # it came wrong to another node
+                        self._finishing[entry] = self._finishers.submit(self.finish, entry)
+                        self._unchecked.remove(entry)
                     self._pass(files, turn)
                     self._end_pass(files)
             except BaseException:

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from command import printed_by, run_python, shardio
 from deadlines import until
-from folders import contents
+from folders import contents, flip
 from places import CHAOS
 from torch.distributed import HashStore, TCPStore
 
@@ -335,6 +335,18 @@ def test_nodes_read_the_source_once_and_have_the_copy_that_stage_makes(
     (part / "train-00003.npy").unlink()
     assert nodes(src, caches) == [[0, 0], [0, 1], [0, 0]]
     assert contents(part) == contents(src)
+
+
+def test_a_damaged_copy_of_a_node_is_named_there_and_mended_and_no_other_node_has_it(
+    make_set: Callable[..., Path], tmp_path: Path, nodes: Callable[..., list[Any]], said: list[str]
+) -> None:
+    src, caches = make_set(95), [tmp_path / "one", tmp_path / "two"]
+    copies = [cache / load_manifest(src).digest for cache in caches]
+    stage(src, caches[0])
+    flip(copies[0] / "train-00003.npy", -1)
+    nodes(src, caches)
+    assert contents(copies[0]) == contents(copies[1]) == contents(src)
+    assert [text for text in said if text.startswith(f"{copies[0]}/train-00003.npy: its sha256 is wrong")]
 
 
 def test_blocks_of_a_file_that_others_lack_are_passed_on_after_the_file_is_finished(

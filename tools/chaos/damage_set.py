@@ -24,6 +24,7 @@ Exit code 1 if anything was otherwise. Linux only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -484,7 +485,7 @@ class RottenTraining:
         nbytes, users = SHARDS[self.name]
         row = int(self.rng.choice([row for row, samples in enumerate(users) if samples]))
         for path in (folder / self.name, folder / f".{self.name}.part"):
-            if path.exists():
+            with contextlib.suppress(FileNotFoundError):  # it gets its name just now
                 status = path.stat()
                 with path.open("r+b") as file:
                     file.seek(HEADER_NBYTES + row * nbytes)
@@ -521,6 +522,7 @@ class RottenTraining:
                 if self.moment != "before":
                     rotting.start()
                 wrong = [text for epoch in range(4) for text in self.epoch(loader, epoch, caught)]
+                rotting.cancel()
         return wrong + self.end()
 
     def epoch(self, loader: ShardLoader, epoch: int, caught: Sequence[warnings.WarningMessage]) -> list[str]:
@@ -538,7 +540,9 @@ class RottenTraining:
             samples = expected_samples(
                 self.name, self.site.sound[self.name], (self.site.folder / self.name).read_bytes()
             )
-            if not any(f"sample {i} " in told and "`shardio repair`" in told and "`indices=`" in told for i in samples):
+            named = any(f"sample {i} " in told and "`shardio repair`" in told and "`indices=`" in told for i in samples)
+            # Without a cache, a file that was written to is hashed when it is opened again.
+            if not named and not (self.cache is None and f"{self.name}: sha256: " in told):
                 return [f"epoch {epoch}: {told}"]
         if epoch == 1:
             self.find()
