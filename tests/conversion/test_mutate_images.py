@@ -1,4 +1,4 @@
-"""Images damaged in every way end no process: a short form of mutate_images.py, and whether it would notice."""
+"""Damaged images and bombs end no process: short forms of mutate_images.py, and whether it would notice."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def test_mutated_images_end_no_process_and_raise_nothing_else() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     expected = "1000 images, 0 aborts, 0 hangs, 0 other exceptions or wrong shapes"
     assert result.stdout.splitlines()[-1] == expected
+
+
+def test_bombs_are_refused_within_the_memory_that_the_guide_promises() -> None:
+    result = run_python(CHAOS / "mutate_images.py", "--bombs", "1")
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_every_kind_is_mutated_and_some_of_each_still_decode() -> None:

@@ -3,6 +3,7 @@
 
     python tools/chaos/mutate_images.py [--images 100000] [--seed 0] [--processes N]
     python tools/chaos/mutate_images.py --seed 0 --save 1234 image.bin
+    python tools/chaos/mutate_images.py --bombs 200 [--processes N] [--folder DIR]
 
 JPEGs (baseline, progressive, gray, CMYK, with restarts and metadata), PNGs (of several depths, interlaced, animated),
 WebPs (lossy, lossless, with alpha, animated), GIFs, TIFFs, AVIFs, BMPs and PPMs have bits flipped, bytes replaced,
@@ -10,6 +11,9 @@ inserted, removed, zeroed and repeated, fields of their headers set to extremes,
 PNGs with their checksums made right, or not. Each is decoded, half of them with leave to be reduced, in a process whose
 memory and time are limited: it must not die, nor hang, nor raise anything but DecodeError, and a picture must have a
 size that the header claims.
+
+With --bombs, so many memory bombs of each kind are converted: small files, or files of many small parts, that unfold to
+gigabytes. The conversion must refuse each by name, and stay within the memory that docs/guide/convert.md promises.
 
 Exit code 1 if anything was otherwise. With --save one image is written to a file, to be looked at. Linux only.
 """
@@ -22,11 +26,12 @@ import resource
 import signal
 import struct
 import sys
+import tempfile
 import traceback
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -34,9 +39,10 @@ from typing import Any
 
 import attack
 import numpy as np
-from attack import Lane, Say, Tell, listen, make_parser, verdict
+from attack import Child, Lane, Say, Tell, listen, make_parser, never_sync, verdict
 from PIL import Image, features
 
+from shardio.conversion.convert import convert
 from shardio.conversion.images.decode import decode_image
 from shardio.errors import DecodeError
 from shardio.system.machine import usable_cores
@@ -315,7 +321,7 @@ class Counts(attack.Counts):
         for name, count in sorted(self.outcomes.items()):
             kind, _, outcome = name.partition(": ")
             table.setdefault(kind, []).append(f"{outcome} {count}")
-        lines = [f"{kind:<18}{', '.join(outcomes)}" for kind, outcomes in table.items()]
+        lines = [f"{kind:<36}{', '.join(outcomes)}" for kind, outcomes in table.items()]
         return "\n".join(lines) + (
             f"\n{self.num_images} images, {self.aborts} aborts, {self.hangs} hangs, "
             f"{self.exceptions} other exceptions or wrong shapes"
@@ -363,16 +369,136 @@ def mutate_images(images: int, seed: int = 0, processes: int | None = None, say:
     return counts
 
 
+# --- bombs -----------------------------------------------------------------------------------------------------------
+
+
+def _with_parts(data: bytes, at: int, part: bytes, nbytes: int, end: bytes = b"") -> bytes:
+    return b"".join([data[:at], part * max(1, nbytes // len(part)), end, data[at:]])
+
+
+def _tiff(nbytes: int, num_tags: int, kind: int, tag: int = 40000) -> bytes:
+    """A TIFF of one pixel whose last tags all claim the same `nbytes` bytes, of numbers of a `kind`."""
+    entries = {256: (4, 1, 1), 257: (4, 1, 1), 258: (3, 1, 8), 259: (3, 1, 1), 262: (3, 1, 1), 273: (4, 1, 8)}
+    entries |= {277: (3, 1, 1), 278: (4, 1, 1), 279: (4, 1, 1)}
+    start = 8 + 2 + 12 * (len(entries) + num_tags) + 4
+    count = nbytes // (4 if kind == 4 else 1)
+    entries |= {tag + number: (kind, count, start) for number in range(num_tags)}
+    packed = b"".join(struct.pack("<HHII", name, *entry) for name, entry in sorted(entries.items()))
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + packed + bytes(4 + nbytes)
+
+
+@cache
+def bombs() -> dict[str, Callable[[int], bytes]]:
+    """Returns for each kind of bomb a function that makes one of about so many bytes."""
+    plain = _picture(np.random.default_rng(0), 40, 56)
+    jpeg, scans = _encode(plain, "JPEG"), _encode(plain, "JPEG", progressive=True)
+    gif, png, webp = _encode(plain, "GIF"), _encode(plain, "PNG"), _encode(plain, "WEBP")[12:]
+    frames = 13 + 3 * (2 << (gif[10] & 7))
+    canvas = b"VP8X" + struct.pack("<I4x", 10) + (55).to_bytes(3, "little") + (39).to_bytes(3, "little") + webp
+
+    def webp_of(nbytes: int) -> bytes:
+        body = _with_parts(b"WEBP" + canvas, 4 + len(canvas), b"JUNK\0\0\0\0", nbytes)
+        return b"RIFF" + struct.pack("<I", len(body)) + body
+
+    return {
+        "JPEG of empty APP0": lambda nbytes: _with_parts(jpeg, 2, b"\xff\xe0\0\2", nbytes),
+        "JPEG of empty tables": lambda nbytes: _with_parts(jpeg, 2, b"\xff\xdb\0\2", nbytes),
+        "JPEG of empty APP2 between scans": lambda nbytes: _with_parts(
+            scans, scans.rfind(b"\xff\xda"), b"\xff\xe2\0\2", nbytes
+        ),
+        "JPEG of empty APP2 at the end": lambda nbytes: _with_parts(jpeg, len(jpeg) - 2, b"\xff\xe2\0\2", nbytes),
+        "PNG of empty chunks": lambda nbytes: _with_parts(png, 33, _chunk(b"prVt", b""), nbytes),
+        "PNG of texts": lambda nbytes: _with_parts(
+            png, 33, _chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(900_000))), nbytes
+        ),
+        "PNG with a large profile": lambda nbytes: _with_parts(
+            png, 33, _chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(20 * nbytes), 1)), 1
+        ),
+        "WebP of empty chunks": webp_of,
+        "GIF with a comment of short blocks": lambda nbytes: _with_parts(
+            gif[:frames] + b"!\xfe" + gif[frames:], frames + 2, b"\1x", nbytes, b"\0"
+        ),
+        "GIF of empty extensions": lambda nbytes: _with_parts(gif, frames, b"!\xfe\0", nbytes),
+        "GIF of tiny frames": lambda nbytes: _with_parts(
+            gif, len(gif) - 1, b"," + struct.pack("<4HB", 0, 0, 1, 1, 0) + b"\2\0", nbytes
+        ),
+        "TIFF of tags that share bytes": lambda nbytes: _tiff(nbytes // 2, nbytes // 200, 1, 300),
+        "TIFF of tags beyond the file": lambda nbytes: _tiff(1 << 10, 1, 1).replace(
+            struct.pack("<HHI", 40000, 1, 1 << 10), struct.pack("<HHI", 40000, 1, 1 << 31)
+        ),
+        "TIFF of strips": lambda nbytes: _tiff(nbytes, 1, 4, 273),
+        "PPM of comments": lambda nbytes: b"P3\n1 1\n255\n" + b"#\n" * (nbytes // 2) + b"1 2 3\n",
+        "PPM with a long header": lambda nbytes: b"P6\n#" + b"x" * nbytes + b"\n1 1\n255\n123",
+    }
+
+
+def convert_bombs(
+    count: int, seed: int = 0, processes: int | None = None, folder: Path | None = None, say: Say = print
+) -> Counts:
+    """Converts so many bombs of each kind, of 4 to 12 MB, a kind at a time. The process must have no other threads."""
+    counts = Counts()
+    kinds = list(bombs())
+    for start in range(0, len(kinds), processes or usable_cores()):
+        some = kinds[start : start + (processes or usable_cores())]
+        with tempfile.TemporaryDirectory(prefix="bombs-", dir=folder) as made:
+            children = {
+                Child(partial(_convert_some, kind, count, seed, Path(made) / str(n))): kind
+                for n, kind in enumerate(some)
+            }
+            for child, results, code in listen(children):
+                for outcomes, nbytes, most in results:
+                    counts.outcomes.update({f"{children[child]}: {name}": number for name, number in outcomes.items()})
+                    say(f"{children[child]}: {nbytes >> 20} MiB of the {most >> 20} MiB that are promised")
+                    if nbytes > 1.1 * most or outcomes.get("decoded"):
+                        counts.violations.append(f"{children[child]}: {outcomes}, {nbytes:,} bytes of {most:,}")
+                if code:
+                    counts.aborts += 1
+                    counts.violations.append(f"{children[child]}: the conversion ended with {code}")
+    return counts
+
+
+def _convert_some(kind: str, count: int, seed: int, folder: Path, tell: Tell) -> None:
+    """Tells (sources by outcome, bytes that the conversion took, bytes that a core may take)."""
+    never_sync()
+    rng = np.random.default_rng([seed, list(bombs()).index(kind)])
+    sound = sound_images()["baseline JPEG"]
+    for name in ("before", "bombs"):
+        (folder / name).mkdir(parents=True)
+        for number, data in enumerate(sound):
+            (folder / name / f"sound{number}.jpg").write_bytes(data)
+    convert(folder / "before", folder / "out-before", size=16, workers=1)  # what it takes once
+    largest = 0
+    for number in range(count):
+        data = bombs()[kind](int(rng.integers(4 << 20, 12 << 20)))
+        (folder / "bombs" / f"{number}.jpg").write_bytes(data)
+        largest = max(largest, len(data))
+    del data
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _peak_nbytes()
+    report = convert(folder / "bombs", folder / "out", size=16, workers=1, max_bad=1.0)
+    outcomes = {**report.refused, "decoded": sum(report.num_samples.values()) - len(sound)}
+    tell([outcomes, _peak_nbytes() - before, 16 * 150 * 130 + 4 * largest + (16 << 20)])
+
+
+def _peak_nbytes() -> int:
+    (found,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found) << 10
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = make_parser(__doc__, "the mutations", processes=True, folder=False)
+    parser = make_parser(__doc__, "the mutations", processes=True)
     parser.add_argument("--images", type=int, default=100_000, help="default %(default)s")
     parser.add_argument("--save", nargs=2, metavar=("NUMBER", "FILE"), help="write one image to a file, and do no more")
+    parser.add_argument("--bombs", type=int, metavar="COUNT", help="convert so many bombs of each kind instead")
     chosen = parser.parse_args(arguments)
     if chosen.save:
         number, path = chosen.save
         Path(path).write_bytes(mutated_image(chosen.seed, int(number))[1])
         return 0
-    counts = mutate_images(chosen.images, chosen.seed, chosen.processes)
+    if chosen.bombs:
+        counts = convert_bombs(chosen.bombs, chosen.seed, chosen.processes, chosen.folder)
+    else:
+        counts = mutate_images(chosen.images, chosen.seed, chosen.processes)
     for violation in counts.violations:
         print(violation)
     return verdict(counts)

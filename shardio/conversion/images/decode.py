@@ -289,6 +289,7 @@ def _decode_png(data: bytes, background: Color) -> DecodedImage:
 
 def load_png(data: bytes) -> PngImagePlugin.PngImageFile:
     """Returns a decoded PNG as a PIL image. Verifies the checksums of all chunks before decoding."""
+    find_png_chunk(data, b"IEND")  # counts the chunks
     # The plugin's own class and not Image.open: that would warn of large images on stderr before we can refuse them.
     with PngImagePlugin.PngImageFile(io.BytesIO(data)) as image:
         # Walks all chunks and their checksums; load() alone does not look at those of the pixels. It uses up the file.

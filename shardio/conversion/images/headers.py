@@ -22,6 +22,9 @@ MAX_PIXELS = (256 << 20) // 3
 MAX_SIDE_PIXELS = 1 << 20
 # Encoders write about ten scans and optimizers a few dozen; thousands are a bomb that costs hours.
 MAX_SCANS = 100
+# Segments of a JPEG, chunks of a PNG or a WebP, blocks of a GIF, strips of a TIFF, comments of a PPM. Each costs a
+# decoder about a hundred bytes and a few microseconds, however few bytes it takes in the file.
+MAX_PARTS = 100_000
 # A picture of MAX_PIXELS stored as RGB without any compression fits, with room for metadata.
 MAX_SOURCE_NBYTES = 288 << 20
 
@@ -91,6 +94,12 @@ def check_pixels(width: int, height: int) -> None:
         raise DecodeError("too large", f"expected sides of at most {MAX_SIDE_PIXELS} pixels, found {width} x {height}")
 
 
+def check_parts(count: int) -> None:
+    """Raises DecodeError if an image's file has more than MAX_PARTS parts."""
+    if count > MAX_PARTS:
+        raise DecodeError("too large", f"expected at most {MAX_PARTS} segments, chunks or blocks, found more")
+
+
 def describe_unsupported(data: bytes) -> tuple[Reason, str]:
     """Returns the (reason, detail) of the DecodeError for a file that is not of a supported format."""
     if not data:
@@ -123,6 +132,7 @@ _SEQUENTIAL = frozenset({0xC0, 0xC1, 0xC9})
 _LOSSLESS_OR_HIERARCHICAL = frozenset({0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF})
 # Inside a scan ff is followed by 00 or a restart number, or by another ff, and anything else is a marker.
 _IN_SCAN_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
+_HEADER_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)
 # ff, the marker, and the length of the segment without these two bytes.
 _MARKER = struct.Struct(">BBH")
 # Markers that stand alone, without a length: TEM and the restarts.
@@ -130,6 +140,7 @@ _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 # Decoding needs: frames, DHT, DAC, DQT, DNL, DRI, SOS, and the two segments that tell the color space.
 _NEEDED = _FRAMES | {0xC4, 0xCC, 0xDB, 0xDC, 0xDD, _SOS}
 _APP0, _APP1, _APP14 = 0xE0, 0xE1, 0xEE
+_APP2 = b"\xff\xe2"
 # The Adobe segment is 12 bytes: name, version, two flags, color transform. A shorter one tells nothing.
 _ADOBE_NBYTES = 12
 
@@ -166,7 +177,8 @@ def is_jpeg(data: bytes) -> bool:
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader:
-    """Returns the header of a JPEG. Raises DecodeError if the header is incomplete."""
+    """Returns the header of a JPEG. Raises DecodeError if the header is incomplete, or the file has too many parts."""
+    check_parts(data.count(_APP2))  # libjpeg keeps all of them, also after the first scan
     segments: list[Segment] = []
     frame: Segment | None = None
     position = len(_SOI)
@@ -187,6 +199,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
         if nbytes < 2 or position > len(data):
             raise DecodeError("damaged", f"segment ff{marker:02x} at byte {start} runs past the end of the file")
         segments.append(Segment(marker, start, position))
+        check_parts(len(segments))
         if marker in _FRAMES and frame is None:
             frame = segments[-1]
     if frame is None or frame.end - frame.start < 10:
@@ -206,11 +219,8 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
 
 def _next_marker(data: bytes, start: int) -> int:
     """Returns the offset of the first marker at or after `start`. Skips junk before the marker, as decoders do."""
-    position = data.find(b"\xff", start)
-    while 0 <= position < len(data) - 1:
-        if data[position + 1] not in (0x00, 0xFF):
-            return position
-        position = data.find(b"\xff", position + 1)
+    if match := _HEADER_MARKER.search(data, start):
+        return match.start()
     raise DecodeError("damaged", "the JPEG ends before its first scan")
 
 
@@ -284,9 +294,13 @@ def read_png_header(data: bytes) -> PngHeader:
 
 
 def find_png_chunk(data: bytes, name: bytes) -> bytes | None:
-    """Returns the content of the first chunk with this name, perhaps truncated; None if there is no such chunk."""
-    position = len(_PNG_MAGIC)
+    """Returns the content of the first chunk with this name, perhaps truncated; None if there is no such chunk.
+
+    Raises DecodeError if there are more than MAX_PARTS chunks before it.
+    """
+    position, count = len(_PNG_MAGIC), 0
     while position + 8 <= len(data):
+        check_parts(count := count + 1)
         start = position + 8
         end = start + int.from_bytes(data[position : position + 4], "big")
         if data[position + 4 : start] == name:
@@ -311,11 +325,12 @@ def _number(data: bytes, start: int, stop: int) -> int:
 def read_webp_size(data: bytes) -> tuple[int, int]:
     """Returns the (width, height) in pixels that the first chunk of a WebP claims.
 
-    Raises DecodeError if the chunk has no size, or if the file is shorter than its header claims.
+    Raises DecodeError if the chunk has no size, the file is shorter than its header claims, or has too many chunks.
     """
     claimed = _number(data, 4, 8) + 8
     if claimed > len(data):
         raise DecodeError("damaged", f"expected {claimed} bytes, as the header says, found {len(data)} bytes")
+    _find_webp_chunk(data, b"")  # counts all
     chunk = data[12:16]
     if chunk == b"VP8X":  # canvas size minus one, 24 bits each
         return _number(data, 24, 27) + 1, _number(data, 27, 30) + 1
@@ -339,8 +354,9 @@ def _webp_exif(data: bytes) -> bytes:
 
 
 def _find_webp_chunk(data: bytes, name: bytes) -> bytes | None:
-    position = 12
+    position, count = 12, 0
     while position + 8 <= len(data):
+        check_parts(count := count + 1)
         start = position + 8
         nbytes = _number(data, position + 4, start)
         if data[position : position + 4] == name:

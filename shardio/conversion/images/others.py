@@ -17,11 +17,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
 from PIL import BmpImagePlugin, GifImagePlugin, Image, PpmImagePlugin, features
 from PIL import TiffImagePlugin as Tiff
 
-from shardio.conversion.images.headers import check_pixels, is_avif, is_gif, is_tiff
+from shardio.conversion.images.headers import check_parts, check_pixels, is_avif, is_gif, is_tiff
 from shardio.errors import DecodeError
 
 
@@ -57,7 +58,7 @@ def _palette_size(flags: int) -> int:
 def _gif_frames(data: bytes) -> Iterator[tuple[tuple[int, int, int, int], int]]:
     """Yields ((left, top, right, bottom), number of colors) of each frame. Truncated: IndexError or struct.error."""
     shared = _palette_size(data[10])
-    at = 13 + 3 * shared
+    at, blocks = 13 + 3 * shared, 0
     while (block := data[at : at + 1]) in (b",", b"!"):
         if is_frame := block == b",":
             left, top, width, height, flags = struct.unpack_from("<4HB", data, at + 1)
@@ -65,6 +66,8 @@ def _gif_frames(data: bytes) -> Iterator[tuple[tuple[int, int, int, int], int]]:
         at += 11 + 3 * _palette_size(flags) if is_frame else 2
         while data[at]:
             at += 1 + data[at]
+            blocks += not is_frame  # Pillow keeps the parts of comments
+        check_parts(blocks := blocks + 1)
         at += 1
         if is_frame:
             yield (left, top, left + width, top + height), _palette_size(flags) or shared
@@ -84,7 +87,7 @@ def _decode_gif(data: bytes) -> tuple[Image.Image, bool]:
         whole = Image.new("RGBA", image.size)
         whole.paste(frame.convert("RGBA"), box)
         frame = whole
-    return frame, len(list(frames)) > 0
+    return frame, sum(1 for _ in frames) > 0
 
 
 # --- TIFF (6.0) -------------------------------------------------------------------------------------------------------
@@ -92,12 +95,17 @@ def _decode_gif(data: bytes) -> tuple[Image.Image, bool]:
 _SUBFILE, _DNG = 254, 50706
 _COMPRESSIONS = frozenset({"raw", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "packbits"})
 _TIFF_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBX", "RGBA", "CMYK", "I;16", "I;16B"})
+# Exif, GPS and interoperability; numbers of strips and tiles, which become Python's; the bytes of each type of number.
+_DIRECTORIES = frozenset({34665, 34853, 40965})
+_STRIPS = frozenset({Tiff.STRIPOFFSETS, Tiff.STRIPBYTECOUNTS, Tiff.TILEOFFSETS, Tiff.TILEBYTECOUNTS})
+_TYPE_NBYTES = dict(enumerate((1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4), start=1))
 # A tile may be larger than the picture, but takes memory for its own size.
 _MOST_TILE_PIXELS = 1 << 20
 
 
 def _decode_tiff(data: bytes) -> tuple[Image.Image, bool]:
     _silence_tiff()
+    _check_tags(data)
     try:
         image = Tiff.TiffImageFile(io.BytesIO(data))
     except SyntaxError as error:
@@ -128,6 +136,30 @@ def _decode_tiff(data: bytes) -> tuple[Image.Image, bool]:
     if image.mode == "P":
         check_palette(image, len(colors) // 3)
     return image, image.is_animated
+
+
+def _check_tags(data: bytes) -> None:
+    """Raises DecodeError if a TIFF has too many strips or pages, or tags of more bytes than the file has.
+
+    Pillow reads the tags of all pages, and before version 13 repeats bytes that tags share.
+    """
+    sign, nbytes, seen = ">" if data[:1] == b"M" else "<", 0, {0}
+    places = [4]  # of the offsets of directories
+    for place in places:
+        (start,) = struct.unpack_from(f"{sign}I", data, place)
+        if start in seen or start + 2 > len(data):
+            continue
+        seen.add(start)
+        check_parts(len(seen))
+        end = start + 2 + 12 * struct.unpack_from(f"{sign}H", data, start)[0]
+        for at in range(start + 2, min(end, len(data) - 11), 12):
+            tag, kind, count = struct.unpack_from(f"{sign}HHI", data, at)
+            check_parts(count if tag in _STRIPS else 0)
+            nbytes += 12 + (size if (size := count * _TYPE_NBYTES.get(kind, 0)) > 4 else 0)
+            if nbytes > len(data):
+                raise DecodeError("too large", f"expected TIFF tags of at most {len(data)} bytes, found more")
+            places += [at + 8] if tag in _DIRECTORIES else []
+        places += [end] if end + 4 <= len(data) else []
 
 
 def _check_places(num_bytes: int, tag: Callable[..., NDArray[np.int64]]) -> None:
@@ -169,10 +201,11 @@ def _silence_tiff() -> None:
 def open_avif(data: bytes) -> Image.Image:
     """Returns an AVIF as a PIL image whose header has been read and whose pixels have not been decoded.
 
-    Raises DecodeError if the installed Pillow does not decode AVIF, or if the image is too large.
+    Raises DecodeError if the installed Pillow does not decode AVIF safely, or if the image is too large.
     """
-    if "avif" not in features.modules or not features.check("avif"):
-        raise DecodeError("unsupported", "the installed Pillow does not decode AVIF: install Pillow 11.3 or later")
+    # Before version 13, Exif of a megabyte takes gigabytes.
+    if int(PIL.__version__.partition(".")[0]) < 13 or not features.check("avif"):
+        raise DecodeError("unsupported", "the installed Pillow does not decode AVIF safely: install Pillow 13 or later")
     from PIL import AvifImagePlugin
 
     image = AvifImagePlugin.AvifImageFile(io.BytesIO(data))
@@ -223,11 +256,17 @@ def _decode_bmp(data: bytes) -> tuple[Image.Image, bool]:
 # --- PPM, PGM and PBM (Netpbm) ----------------------------------------------------------------------------------------
 
 
+# A longer header counts as truncated: Pillow takes half a second for a megabyte of comments.
+_PNM_HEADER_NBYTES = 1 << 16
+
+
 def _decode_pnm(data: bytes) -> tuple[Image.Image, bool]:
     if data[1] in b"23" and data[-1:].isdigit():
         raise DecodeError(
             "damaged", "expected a line break after the last number of a PPM, found a number that may be cut"
         )
+    check_parts(data.count(b"#") if data[1] in b"123" else 0)
+    PpmImagePlugin.PpmImageFile(io.BytesIO(data[:_PNM_HEADER_NBYTES]))
     image = PpmImagePlugin.PpmImageFile(io.BytesIO(data))
     check_pixels(*image.size)
     arguments: Any
