@@ -107,6 +107,7 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
     ):
         if counts:
             yield f"  {what} {sum(counts.values()):,}: {counts_text(counts)}{where}"
+    yield from (f"  note    {note}" for note in report.notes)
     by_warning: dict[str, list[str]] = {}
     for warned in report.warned:
         by_warning.setdefault(warned.warning, []).append(os.fsdecode(warned.key))

@@ -257,4 +257,4 @@ def _kind_of_file(src: Path) -> str:
     if b"\0" not in first:
         return "list"
     expected = "a folder, a tar, a parquet file, arrays or a list of images"
-    raise SourceError(f"{src}: expected {expected}, found a file with the first bytes {first[:8].hex(' ')}")
+    raise SourceError(f"{src}: expected {expected}, found another file")

@@ -22,6 +22,7 @@ from shardio.conversion.estimate import estimate
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.images.mask import decode_mask
 from shardio.conversion.sources.collection import UNREADABLE
+from shardio.conversion.sources.table import Table
 from shardio.errors import ConvertError, DecodeError, SourceError
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.verify import verify
@@ -141,7 +142,7 @@ def test_masks_hold_the_numbers_that_were_stored() -> None:
         (encode(np.zeros((4, 4, 3), np.uint8), "PNG"), "unsupported", "found a PNG of color"),
         (encode(np.zeros((4, 4, 4), np.uint8), "PNG"), "unsupported", "found a PNG of color with alpha"),
         (encode(Image.new("LA", (4, 4)), "PNG"), "unsupported", "found a PNG of gray with alpha"),
-        (encode(gray(0, 8, 8), "JPEG"), "unsupported", "found bytes that begin ff d8"),
+        (encode(gray(0, 8, 8), "JPEG"), "unsupported", "found another file"),
         (encode(np.zeros((4, 4, 3), np.uint8), "WEBP"), "unsupported", "a WebP that is lossy"),
         (encode(random_picture(np.random.default_rng(0), 8, 8), "WEBP", lossless=True), "unsupported", "of color"),
         (encode(gray(0, 64, 64), "PNG")[:2000], "damaged", "Error: "),
@@ -149,7 +150,7 @@ def test_masks_hold_the_numbers_that_were_stored() -> None:
         (encode(gray(0, 64, 64), "PNG").replace(b"IDATx", b"IDATy"), "damaged", "Error: "),
         (encode(gray(0, 8, 8), "PNG")[:16] + b"\x40\0\0\0" * 2 + bytes(20), "too large", "expected at most"),
         (b"", "empty", "an empty file"),
-        (b"<html>", "unsupported", "found bytes that begin"),
+        (b"<html>", "unsupported", "found another file"),
     ],
 )
 def test_what_is_no_mask_is_refused_with_a_reason(data: bytes, reason: str, detail: str) -> None:
@@ -244,7 +245,8 @@ def test_keys_say_where_masks_are_whatever_the_pictures_are_stored_in(tmp_path: 
     put(listed.parent / "away.txt", f"{src / 'a' / '0.png'} 0\nb/1.png 1\n".encode())
     convert(listed, tmp_path / "out", masks=folder, size=16, workers=1)
     assert masks_of(open_shards(tmp_path / "out")).keys() == masks.keys()
-    report = convert(listed.parent / "away.txt", tmp_path / "away", masks=folder, size=16, workers=1, max_bad=1)
+    away = Table(listed.parent / "away.txt", root=listed.parent)
+    report = convert(away, tmp_path / "away", masks=folder, size=16, workers=1, max_bad=1)
     assert report.refused == {"incomplete": 1}
     assert "expected an image below SRC" in rejects(tmp_path / "away")[0]["detail"]
 

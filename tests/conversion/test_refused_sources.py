@@ -90,7 +90,7 @@ TREES: dict[str, Refusal] = {
     "nothing": (".", {"train/a/": b""}, "found none"),
     "no such folder": ("gone", {}, "gone: expected a folder of images, found nothing"),
     "classes that are splits": ("list", images("1.jpg", "2.jpg", list=b"1.jpg train\n2.jpg dev\n"), "'dev', 'train'"),
-    "a text": ("x", {"x": b"\xff\xd8\xff\xe0 \0"}, "x: expected a folder, a tar, .* ff d8"),
+    "a text": ("x", {"x": b"\xff\xd8\xff\xe0 \0"}, "x: expected a folder, a tar, .* another file"),
     "CIFAR": (".", dict.fromkeys(("data_batch_1", "batches.meta"), b"\x80"), r"datasets\.CIFAR10\(ROOT\)"),
     "archives and a tree": (".", {TRAIN: b"", "train/n01/1.JPEG": b""}, "--source ilsvrc"),
 }

@@ -123,9 +123,17 @@ def test_keys_are_relative_to_the_list_wherever_paths_begin(folder: Path) -> Non
     found = listed(folder, text)
     assert [key for key, _ in rows(found)] == [b"a/1.jpg", b"a/2.jpg", b"b/3.jpg", b"c/4.jpg"]
     assert [found.origin.read(source) for source in found.splits["train"]] == [b"x"] * 4
-    outside = listed(folder / "lists", f"../a/1.jpg 0\n{folder}/a/2.jpg 1\n")
+    text = f"../a/1.jpg 0\n{folder}/a/2.jpg 1\n"
+    with pytest.raises(SourceError, match="2 lines are wrong") as refused:
+        listed(folder / "lists", text)
+    assert "../a/1.jpg" in str(refused.value)
+    assert "--root" in str(refused.value)
+    outside = listed(folder / "lists", text, root=folder / "lists")
     assert [key for key, _ in rows(outside)] == [b"../a/1.jpg", os.fsencode(folder / "a/2.jpg")]
     assert [outside.origin.read(source) for source in outside.splits["train"]] == [b"x"] * 2
+    assert outside.notes[0] == (
+        f"2 images outside of SRC, such as '{folder}/a/1.jpg', which is '{folder.resolve()}/a/1.jpg'"
+    )
 
 
 def test_a_file_that_is_not_there_is_a_source_that_is_refused(folder: Path) -> None:

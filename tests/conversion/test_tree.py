@@ -64,6 +64,8 @@ def test_linked_classes_folders_and_files_are_followed_as_image_folder_does(tmp_
     assert [(source.key, source.label) for source in tree.splits["train"]] == listed
     assert len(listed) == 11
     assert not tree.ignored
+    assert tree.notes[0].startswith("8 images outside of SRC, such as ")
+    assert str(elsewhere.resolve() / "one/1.jpg") in tree.notes[0]
 
 
 def test_a_source_is_named_or_begins_as_an_image_and_other_files_are_counted(tmp_path: Path) -> None:

@@ -101,13 +101,16 @@ def check_parts(count: int) -> None:
 
 
 def describe_unsupported(data: bytes) -> tuple[Reason, str]:
-    """Returns the (reason, detail) of the DecodeError for a file that is not of a supported format."""
+    """Returns the (reason, detail) of the DecodeError for a file that is not of a supported format.
+
+    The detail is published in rejects.jsonl, so it quotes nothing: a link may lead to a file that is nobody's business.
+    """
     if not data:
         return "empty", "the file has no bytes"
     found = next((kind for magic, kind in _OTHER_KINDS.items() if data.startswith(magic)), "")
     if not found and data[:64].lstrip().startswith((b"<", b"{")):
         found = "text (an error page saved as an image?)"
-    found = found or f"bytes that begin {data[:8].hex(' ')}"
+    found = found or "something else"
     return "unsupported", f"expected a JPEG, PNG, WebP, GIF, TIFF, AVIF, BMP or PPM, found {found}"
 
 

@@ -39,7 +39,7 @@ def decode_mask(data: bytes) -> Mask:
             return _decode_png(data)
         if is_webp(data):
             return _decode_webp(data)
-        found = f"bytes that begin {data[:8].hex(' ')}" if data else "an empty file"
+        found = "another file" if data else "an empty file"
         raise DecodeError("unsupported" if data else "empty", f"{_SUPPORTED}, found {found}")
     except Exception as error:
         raise as_decode_error(error) from None

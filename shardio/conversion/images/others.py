@@ -32,7 +32,8 @@ def decode_other(data: bytes) -> tuple[Image.Image, str] | None:
         ("GIF", is_gif(data), _decode_gif),
         ("TIFF", is_tiff(data), _decode_tiff),
         ("AVIF", is_avif(data), _decode_avif),
-        ("BMP", data.startswith(b"BM"), _decode_bmp),
+        # Text may begin with the first two bytes: with more of the header, no number from text gets into a message.
+        ("BMP", re.match(rb"BM.{12}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0", data, re.DOTALL), _decode_bmp),
         ("PPM", re.match(rb"P[1-6][\s#]", data), _decode_pnm),
     ):
         if is_kind:
@@ -266,17 +267,19 @@ def _decode_pnm(data: bytes) -> tuple[Image.Image, bool]:
             "damaged", "expected a line break after the last number of a PPM, found a number that may be cut"
         )
     check_parts(data.count(b"#") if data[1] in b"123" else 0)
-    PpmImagePlugin.PpmImageFile(io.BytesIO(data[:_PNM_HEADER_NBYTES]))
-    image = PpmImagePlugin.PpmImageFile(io.BytesIO(data))
-    check_pixels(*image.size)
-    arguments: Any
-    decoder, _, start, arguments = image.tile[0]
-    if decoder != "ppm":
-        try:
+    try:
+        PpmImagePlugin.PpmImageFile(io.BytesIO(data[:_PNM_HEADER_NBYTES]))
+        image = PpmImagePlugin.PpmImageFile(io.BytesIO(data))
+        check_pixels(*image.size)
+        if image.tile[0][0] != "ppm":
             image.load()
-        except ValueError as error:  # its text would be taken for the text about a large picture
-            raise DecodeError("damaged", f"PPM: {error}") from None
-        return image, False
+            return image, False
+    except ValueError as error:  # its text quotes the file, which may be no image
+        if isinstance(error, DecodeError):
+            raise
+        raise DecodeError("damaged", "expected a PPM, found a header or numbers that are none of it") from None
+    arguments: Any
+    _, _, start, arguments = image.tile[0]
     # Pillow takes numbers that are too large for the largest, and a second per million pixels.
     most = int(arguments[-1])
     shape = (image.height, image.width, 3) if image.mode == "RGB" else (image.height, image.width)

@@ -339,7 +339,7 @@ def list_tiny_imagenet(src: Path) -> Listing:
     return replace(
         tree,
         found=found,
-        known=replace(tree.known, kind="tiny-imagenet", notes=(note,)),
+        known=replace(tree.known, kind="tiny-imagenet", notes=(*tree.known.notes, note)),
         classes=classes,
         class_names=words if words.keys() >= set(classes) else {},
         doubts=(),

@@ -25,7 +25,14 @@ from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.options import EmptyClasses, Labels
 from shardio.conversion.sources.collection import Collection, ColumnTable, Fault, FileOrigin, Source
 from shardio.conversion.sources.listing import Found, Listing
-from shardio.conversion.sources.names import DEFAULT_SPLIT, are_measures, in_split_order, known_split, parse_number
+from shardio.conversion.sources.names import (
+    DEFAULT_SPLIT,
+    Outside,
+    are_measures,
+    in_split_order,
+    known_split,
+    parse_number,
+)
 from shardio.conversion.sources.table import Contents, Row, Table, read_table
 from shardio.errors import SourceError, counted
 
@@ -94,7 +101,8 @@ def list_table(table: Table, *, unlabeled: bool = False) -> Listing:
     """Returns the images that a table lists, in the order of its rows; without labels if `unlabeled`.
 
     A key is the path of the image, relative to the table's root if the image is below the root. A missing file becomes
-    a source that the conversion refuses. An invalid row raises SourceError, here or from `collect`.
+    a source that the conversion refuses. An invalid row raises SourceError, here or from `collect`. Without a root, so
+    does a path that leads out of the table's folder: whoever made the table does not choose among the caller's files.
     """
     content = read_table(table, unlabeled=unlabeled)
     folder = Path(os.path.abspath(table.root)) if table.root is not None else table.path.parent
@@ -117,7 +125,7 @@ def list_table(table: Table, *, unlabeled: bool = False) -> Listing:
     if lacks_suffixes and probed and not any(map(with_suffix, probed)):
         content.faults.check()
         raise _nowhere(table, folder, probed)
-    below = os.path.join(folder, "")
+    below, outside = os.path.join(folder, ""), Outside(folder)
     listed: list[tuple[str, Found]] = []
     for row in content.rows:
         names = with_suffix(row.path) if lacks_suffixes else []
@@ -125,10 +133,13 @@ def list_table(table: Table, *, unlabeled: bool = False) -> Listing:
             row.refuse(f"the path of one image, and not of {names[0]!r} and {names[1]!r}", row.path)
         place = next(iter(names), row.path)
         key = os.path.normpath(os.path.join(below, place))
+        if table.root is None and not key.startswith(below):
+            row.refuse(f"a path in the folder of {table.path.name} (`--root DIR` allows others)", row.path)
+        outside.look(key, os.path.islink(key))
         key = key[len(below) :] if key.startswith(below) else key if os.path.isabs(place) else os.path.normpath(place)
         found = Found(os.fsencode(key), None, os.fsencode(place) if key != place else None, row)
         listed.append((row.split or DEFAULT_SPLIT, found))
-    return _listing(Collection(FileOrigin(folder), kind="list"), [content], listed)
+    return _listing(Collection(FileOrigin(folder), kind="list", notes=outside.notes), [content], listed)
 
 
 def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collection:

@@ -12,10 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardio.errors import SourceError
+from shardio.errors import SourceError, counted
 from shardio.format.layout import MAX_CLASSES
 
 T = TypeVar("T")
@@ -59,6 +60,28 @@ def sorted_entries(folder: Path, ignored: Counter[str]) -> list[os.DirEntry[str]
         return sorted(entries(folder, ignored), key=lambda entry: entry.name)
     except OSError as error:
         raise SourceError(f"{folder}: cannot read the folder: {error.strerror}") from None
+
+
+class Outside:
+    """Counts the images whose paths lead out of the folder of the images, by links or by `..`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = os.path.join(os.path.realpath(folder), "")
+        self._real = cache(os.path.realpath)
+        self._count = 0
+        self._first = ""
+
+    def look(self, path: str, is_link: bool) -> None:
+        """Counts the image at `path` if it lies outside. `is_link`: whether the file itself is a symbolic link."""
+        above, name = os.path.split(path)
+        real = os.path.realpath(path) if is_link else os.path.join(self._real(above), name)
+        if not real.startswith(self._folder):
+            self._count += 1
+            self._first = self._first or f"{path!r}, which is {real!r}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (f"{counted(self._count, 'image')} outside of SRC, such as {self._first}",) if self._count else ()
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from shardio.conversion.images.headers import holds_image
 from shardio.conversion.options import Labels
 from shardio.conversion.sources.collection import Collection, FileOrigin
 from shardio.conversion.sources.listing import Found, Listing
-from shardio.conversion.sources.names import by_split, in_split_order, known_split, sorted_entries
+from shardio.conversion.sources.names import Outside, by_split, in_split_order, known_split, sorted_entries
 from shardio.errors import SourceError
 
 _Noun = Literal["images", "arrays", "files"]
@@ -81,7 +81,7 @@ def list_tree(root: Path, labels: Labels | None = None, noun: _Noun = "images") 
     return Listing(
         root,
         {part.split: found for part in parts if (found := list(part.found(is_labeled=labels != "none")))},
-        Collection(FileOrigin(root), ignored=scan.ignored),
+        Collection(FileOrigin(root), ignored=scan.ignored, notes=scan.outside.notes),
         classes,
         doubts=scan.doubts,
         has_class_folders=True,
@@ -123,6 +123,7 @@ class _Scan:
         self.root = root
         self.noun = noun
         self.ignored: Counter[str] = Counter()
+        self.outside = Outside(root)
         self.doubts: list[str] = []
 
     def part(self, folder: Path, split: str, folders: list[str], images: list[str]) -> _Part:
@@ -177,6 +178,7 @@ class _Scan:
         if _kind(entry) == "other":
             self.ignored["not a regular file"] += 1
         elif (self.noun != "images" and _is_array(entry.path)) or (self.noun != "arrays" and holds_image(entry.path)):
+            self.outside.look(entry.path, entry.is_symlink())
             return True
         else:
             self.ignored[f"not an {self.noun.removesuffix('s')}"] += 1
