@@ -26,6 +26,9 @@ HEADER_MOST = 16 << 10
 # group that was read until the last one is.
 _BUFFER_NBYTES = 1 << 20
 
+# What reading parquet may take. A page is unpacked whole, and each value becomes an object of Python.
+_PAGE_NBYTES, _BATCH_NBYTES, _OBJECT_NBYTES = 512 << 20, 64 << 20, 32
+
 Keys = str | os.PathLike[str] | Sequence[str | bytes] | NDArray[Any]
 
 
@@ -245,14 +248,85 @@ def open_parquet(path: Path) -> Iterator[Any]:
 
 
 def read_table(path: Path, file: Any, columns: Sequence[str]) -> Any:
-    """Returns the `columns` of a parquet file as a pyarrow.Table. `file` comes from `open_parquet(path)`.
-
-    Raises SourceError for a decompression bomb.
-    """
+    """Returns the `columns` of a parquet file as a pyarrow.Table. `file` comes from `open_parquet(path)`."""
     import pyarrow
 
-    batches = []
-    for batch in file.iter_batches(columns=columns, use_threads=False):
-        batches.append(batch)
-        check_unpacked(path, sum(one.nbytes for one in batches))
+    batches = list(read_batches(path, file, columns))
     return pyarrow.Table.from_batches(batches, pyarrow.schema([file.schema_arrow.field(name) for name in columns]))
+
+
+def read_batches(path: Path, file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """Yields the rows of `columns`, by default of all. Raises SourceError if they are far more than the file."""
+    nbytes = 0
+    for group in range(file.num_row_groups):
+        for batch in read_group(path, file, group, columns, 1 << 16):
+            # pyarrow repeats nothing in an array with a dictionary, but Python will.
+            plain = (one.dictionary_decode() if hasattr(one, "dictionary") else one for one in batch.columns)
+            nbytes += sum(one.nbytes for one in plain)
+            check_unpacked(path, nbytes)
+            yield batch
+
+
+def read_group(path: Path, file: Any, group: int, columns: Sequence[str] | None, most_rows: int) -> Iterator[Any]:
+    """Yields the rows of a row group in batches of 64 MiB, or of one row.
+
+    Raises SourceError before anything is unpacked if a page is larger than 512 MiB, or if the rows of the file, or the
+    lists of the row group, have far more values than the file has bytes.
+    """
+    metadata, largest = file.metadata, 1
+    check_unpacked(path, metadata.num_rows * _OBJECT_NBYTES)
+    with path.open("rb") as opened:
+        for number in range(metadata.num_columns):
+            column, chunk = metadata.schema.column(number), metadata.row_group(group).column(number)
+            if columns is not None and not any(f"{column.path}.".startswith(f"{name}.") for name in columns):
+                continue
+            sizes, counts = zip((0, 0), *_pages(path, opened, chunk), strict=True)
+            if max(sizes) > _PAGE_NBYTES:
+                expected = f"row group {group}: expected pages of at most {_PAGE_NBYTES:,} bytes, found {max(sizes):,}"
+                raise SourceError(f"{path}: {expected} in {column.path!r}: write it with smaller pages or row groups")
+            largest = max(largest, *sizes)
+            if column.max_repetition_level:  # one row may have all values
+                check_unpacked(path, sum(counts) * _OBJECT_NBYTES)
+                largest = max(largest, sum(sizes), sum(counts) * _OBJECT_NBYTES)
+    # No value is larger than a page, but every row may have the same value of a dictionary.
+    rows = max(1, min(most_rows, _BATCH_NBYTES // largest))
+    yield from file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+
+
+def _pages(path: Path, file: IO[bytes], chunk: Any) -> Iterator[tuple[int, int]]:
+    """Yields (unpacked bytes, number of values) of each page in a chunk of a column, as the pages themselves say."""
+    at = min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset)
+    end = at + chunk.total_compressed_size
+    while 0 <= at < end:
+        try:
+            file.seek(at)
+            header = _read_struct(file)
+            values = header.get(5) or header.get(7) or header.get(8) or {}
+            yield max(0, header[2]), max(0, values.get(1, 0))
+            at = file.tell() + max(0, header[3])
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+            raise SourceError(f"{path}: damaged: expected a page at byte {at}, found none") from None
+
+
+def _read_struct(file: IO[bytes]) -> dict[int, Any]:
+    """Returns the integers and structs in a struct of Thrift's compact protocol, by the numbers of its fields."""
+
+    def read_number() -> int:
+        byte = file.read(1)[0]
+        return byte if byte < 0x80 else byte & 0x7F | read_number() << 7
+
+    found: dict[int, Any] = {}
+    field = 0
+    while head := file.read(1)[0]:
+        field += head >> 4 or read_number() // 2 - field
+        kind = head & 15
+        if kind in (4, 5, 6):  # signed: 0, -1, 1, -2, ...
+            number = read_number()
+            found[field] = number >> 1 ^ -(number & 1)
+        elif kind == 8:  # bytes
+            file.seek(read_number(), os.SEEK_CUR)
+        elif kind == 12:
+            found[field] = _read_struct(file)
+        elif kind not in (1, 2):  # the two truth values; nothing else is in the header of a page
+            raise KeyError(kind)
+    return found

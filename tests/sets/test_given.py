@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from deadlines import must_not_block
 
 from shardio.changes.labels import read_labels
 from shardio.errors import SourceError
+from shardio.sets import given
 from shardio.sets.given import ArrayFile, read_keys
 
 
@@ -109,3 +111,25 @@ def test_no_damage_of_a_file_is_anything_but_a_clear_error(tmp_path: Path) -> No
         except SourceError as error:
             refused += "damaged" in str(error)
     assert refused > 300
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_pages_of_parquet_say_what_they_unfold_to(tmp_path: Path, codec: str, version: str) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "text": [f"{i % 700}" * 50 for i in range(5000)],
+        "lists": [[i] * 3 for i in range(5000)],
+        "n": range(5000),
+    }
+    path = tmp_path / "a.parquet"
+    small = {"data_page_size": 4096, "row_group_size": 2000, "write_batch_size": 100}
+    pq.write_table(pa.table(columns), path, compression=codec, data_page_version=version, **small)
+    metadata = pq.read_metadata(path)
+    for group, number in itertools.product(range(3), range(3)):
+        chunk = metadata.row_group(group).column(number)
+        with path.open("rb") as file:
+            sizes, counts = zip(*given._pages(path, file, chunk), strict=True)
+        assert len(sizes) >= 2
+        assert 0 < chunk.total_uncompressed_size - sum(sizes) < 1000 * len(sizes)  # the headers, with statistics
+        assert sum(counts) >= chunk.num_values

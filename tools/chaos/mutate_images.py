@@ -39,18 +39,23 @@ from typing import Any
 
 import attack
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from attack import Child, Lane, Say, Tell, listen, make_parser, never_sync, verdict
 from PIL import Image, features
 
 from shardio.conversion.convert import convert
 from shardio.conversion.images.decode import decode_image
-from shardio.errors import DecodeError
+from shardio.conversion.sources.table import Table
+from shardio.errors import DecodeError, SourceError
 from shardio.system.machine import usable_cores
 
 # 24 bytes for each of the most pixels that a picture may have, and the interpreter with its libraries.
 MEMORY_NBYTES = 3 << 30
 # CPU seconds for one image. The largest picture with the most scans takes a few.
 PATIENCE_SECONDS = 30
+# What reading a parquet file may take: docs/guide/convert.md.
+PARQUET_NBYTES = 1_600_000_000
 REASONS = ("damaged", "too large", "unsupported", "empty")
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
@@ -432,38 +437,63 @@ def bombs() -> dict[str, Callable[[int], bytes]]:
     }
 
 
+def parquets(nbytes: int, path: Path) -> dict[str, Callable[[], None]]:
+    """Returns for each kind of parquet bomb a function that writes it to `path`, to unfold to about so many bytes."""
+    rows = nbytes >> 20
+    names, zeros = [f"{number}.png" for number in range(rows)], [0] * rows
+
+    def write(use_dictionary: bool = True, **columns: Any) -> None:
+        options = {"use_dictionary": use_dictionary, "store_schema": "image" not in columns, "write_statistics": False}
+        pq.write_table(pa.table(columns), path, compression="zstd", **options)
+
+    def repeated(value: Any) -> Any:
+        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, "i4")), pa.array([value]))
+
+    def vectors() -> Any:
+        return pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(rows << 12, "i1")), 1 << 12)
+
+    return {
+        "parquet table of one long label": lambda: write(path=names, label=repeated("x" * (1 << 20))),
+        "parquet table of one long path": lambda: write(path=repeated("x" * (1 << 20)), label=zeros),
+        "parquet table of long vectors": lambda: write(path=names, label=vectors()),
+        "parquet with a page of zeros": lambda: write(False, image=[bytes(513 << 20)], label=[0]),
+        "parquet of one large image": lambda: write(image=repeated(bytes(70 << 20)), label=zeros),
+    }
+
+
 def convert_bombs(
     count: int, seed: int = 0, processes: int | None = None, folder: Path | None = None, say: Say = print
 ) -> Counts:
-    """Converts so many bombs of each kind, of 4 to 12 MB, a kind at a time. The process must have no other threads."""
+    """Converts so many bombs of each kind, some kinds at a time. The process must have no other threads."""
     counts = Counts()
-    kinds = list(bombs())
-    for start in range(0, len(kinds), processes or usable_cores()):
-        some = kinds[start : start + (processes or usable_cores())]
+    kinds, step = [*bombs(), *parquets(0, Path())], processes or usable_cores()
+    for start in range(0, len(kinds), step):
         with tempfile.TemporaryDirectory(prefix="bombs-", dir=folder) as made:
-            children = {
-                Child(partial(_convert_some, kind, count, seed, Path(made) / str(n))): kind
-                for n, kind in enumerate(some)
-            }
+            children: dict[Child, str] = {}
+            for number, kind in enumerate(kinds[start : start + step]):
+                work = _convert_some if kind in bombs() else _convert_parquets
+                place = Path(made) / str(number)
+                place.mkdir()
+                children[Child(partial(work, kind, count, np.random.default_rng([seed, start + number]), place))] = kind
             for child, results, code in listen(children):
+                kind = children[child]
                 for outcomes, nbytes, most in results:
-                    counts.outcomes.update({f"{children[child]}: {name}": number for name, number in outcomes.items()})
-                    say(f"{children[child]}: {nbytes >> 20} MiB of the {most >> 20} MiB that are promised")
+                    counts.outcomes.update({f"{kind}: {name}": number for name, number in outcomes.items()})
+                    say(f"{kind}: {nbytes >> 20} MiB of the {most >> 20} MiB that are promised")
                     if nbytes > 1.1 * most or outcomes.get("decoded"):
-                        counts.violations.append(f"{children[child]}: {outcomes}, {nbytes:,} bytes of {most:,}")
+                        counts.violations.append(f"{kind}: {outcomes}, {nbytes:,} bytes of {most:,}")
                 if code:
                     counts.aborts += 1
-                    counts.violations.append(f"{children[child]}: the conversion ended with {code}")
+                    counts.violations.append(f"{kind}: the conversion ended with {code}")
     return counts
 
 
-def _convert_some(kind: str, count: int, seed: int, folder: Path, tell: Tell) -> None:
-    """Tells (sources by outcome, bytes that the conversion took, bytes that a core may take)."""
+def _convert_some(kind: str, count: int, rng: np.random.Generator, folder: Path, tell: Tell) -> None:
+    """Converts a folder of bombs. Tells (files by outcome, bytes that it took, bytes that a core may take)."""
     never_sync()
-    rng = np.random.default_rng([seed, list(bombs()).index(kind)])
     sound = sound_images()["baseline JPEG"]
     for name in ("before", "bombs"):
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir()
         for number, data in enumerate(sound):
             (folder / name / f"sound{number}.jpg").write_bytes(data)
     convert(folder / "before", folder / "out-before", size=16, workers=1)  # what it takes once
@@ -473,14 +503,37 @@ def _convert_some(kind: str, count: int, seed: int, folder: Path, tell: Tell) ->
         (folder / "bombs" / f"{number}.jpg").write_bytes(data)
         largest = max(largest, len(data))
     del data
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _peak_nbytes()
+    before = _peak_nbytes(forget=True)
     report = convert(folder / "bombs", folder / "out", size=16, workers=1, max_bad=1.0)
     outcomes = {**report.refused, "decoded": sum(report.num_samples.values()) - len(sound)}
     tell([outcomes, _peak_nbytes() - before, 16 * 150 * 130 + 4 * largest + (16 << 20)])
 
 
-def _peak_nbytes() -> int:
+def _convert_parquets(kind: str, count: int, rng: np.random.Generator, folder: Path, tell: Tell) -> None:
+    """Converts bombs one by one. Tells (files by outcome, bytes that it took, bytes that reading parquet may take)."""
+    never_sync()
+    outcomes: Counter[str] = Counter()
+    most = 0
+    for number in range(count):
+        path = folder / f"{number}.parquet"
+        make = parquets(int(rng.integers(4 << 30, 8 << 30)), path)[kind]
+        # By another process: pyarrow keeps for itself what it took.
+        if Child(lambda _, make=make: make()).finish()[1]:  # type: ignore[misc]
+            raise RuntimeError(f"{kind}: cannot be made")
+        before = _peak_nbytes(forget=True)
+        try:
+            convert(Table(path) if "table" in kind else path, folder / "out", size=16, workers=1)
+            outcomes["decoded"] += 1
+        except SourceError as error:
+            outcomes["refused" if str(path) in str(error) else "decoded"] += 1
+        most = max(most, _peak_nbytes() - before)
+    tell([outcomes, most, PARQUET_NBYTES])
+
+
+def _peak_nbytes(forget: bool = False) -> int:
+    """Returns the most memory that this process had at a time, or with `forget` has now, from when it counts again."""
+    if forget:
+        Path("/proc/self/clear_refs").write_text("5")
     (found,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(found) << 10
 

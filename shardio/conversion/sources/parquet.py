@@ -25,7 +25,7 @@ from shardio.conversion.sources.spool import ParquetOrigin, TableFile, is_struct
 from shardio.errors import SourceError, counted
 from shardio.format.layout import MAX_CLASSES, MAX_KEY_NBYTES, is_split_name
 from shardio.format.parse import first_repeated
-from shardio.sets.given import open_parquet
+from shardio.sets.given import open_parquet, read_batches
 
 _SUFFIX = ".parquet"
 
@@ -34,9 +34,6 @@ _NO_LABEL = -1
 
 # train-00000-of-00294.parquet, also with a hash at its end.
 _NUMBERED = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(?:-[0-9a-f]+)?", re.ASCII)
-
-# Labels and names are read in longer stretches than images.
-_ROWS_AT_ONCE = 1 << 16
 
 
 def is_parquet(src: Path) -> bool:
@@ -181,13 +178,13 @@ def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]], unla
                 wanted.append(f"{image}.path")
             image = f"{image}.bytes"
         labels, paths = [], []
-        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=wanted, use_threads=False) if wanted else ():
+        for batch in read_batches(path, file, wanted) if wanted else ():
             if label:
                 given = batch.column(batch.schema.get_field_index(label)).cast("int64")
                 labels.append(given.fill_null(_NO_LABEL).to_numpy(zero_copy_only=False))
             if wanted[-1] != label:
                 (names,) = batch.column(batch.schema.get_field_index(image.removesuffix(".bytes"))).flatten()
-                paths += names.cast("binary").to_pylist()
+                paths += [path and path[-MAX_KEY_NBYTES - 1 :] for path in names.cast("binary").to_pylist()]
         leaf = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == image)
         groups = [metadata.row_group(i).column(leaf) for i in range(metadata.num_row_groups)]
         found = np.concatenate(labels) if labels else np.zeros(0 if label else metadata.num_rows, np.int64)

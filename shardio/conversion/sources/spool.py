@@ -20,9 +20,9 @@ from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.collection import FileOrigin, Item, Source, check_source_nbytes, check_unchanged
 from shardio.errors import DecodeError
 from shardio.format.layout import crc32
-from shardio.sets.given import open_parquet
+from shardio.sets.given import open_parquet, read_group
 from shardio.system.files import AtomicFile, write_all
-from shardio.system.opening import naming, open_untrusted
+from shardio.system.opening import check_unpacked, naming, open_untrusted
 
 # So few images at a time, as each may be MAX_SOURCE_NBYTES long.
 _IMAGES_AT_ONCE = 16
@@ -74,7 +74,7 @@ class ParquetOrigin(FileOrigin):
         with open_parquet(path) as file:
             while number >= (num_rows := file.metadata.row_group(group).num_rows):
                 number, group = number - num_rows, group + 1
-            image = next(islice(chain.from_iterable(_images(file, self.image, [group])), number, None))
+            image = next(islice(chain.from_iterable(_images(path, file, group, self.image)), number, None))
             if image is None:
                 return None
             check_source_nbytes(len(image))
@@ -97,8 +97,8 @@ class ParquetOrigin(FileOrigin):
     def prepare(self, report: Callable[[int], None]) -> None:
         """Copies the images of every parquet file that has no copy yet into `spool`. See `Origin.prepare`.
 
-        A copy is complete or absent, and concurrent calls do not disturb each other. Memory holds at most the images of
-        a row group, or of a page in large row groups.
+        A copy is complete or absent, and concurrent calls do not disturb each other. Memory holds a page, and at most
+        64 MiB of images or one image.
         """
         for where in self._missing():
             self._copy_out(where, report)
@@ -108,14 +108,15 @@ class ParquetOrigin(FileOrigin):
         entries, nbytes = bytearray(), self.files[where].num_rows * _ENTRY.size
         offset = 0
         with AtomicFile(target) as out, open_parquet(path) as file:
-            for images in _images(file, self.image):
+            groups = (_images(path, file, group, self.image) for group in range(file.num_row_groups))
+            for images in chain.from_iterable(groups):
                 for image in images:
                     size = _NO_IMAGE if image is None else len(image)
                     entries += _ENTRY.pack(offset, size, crc32(image or b""))
                     if image is not None and size <= MAX_SOURCE_NBYTES:
                         with naming(target):
                             write_all(out.descriptor, image)
-                        offset += size
+                        check_unpacked(path, offset := offset + size)
                 report(len(images))
             # Another number of rows is a change, too, even if somebody has set the time back.
             check_unchanged(path, self.files[where].identity if len(entries) == nbytes else "")
@@ -145,13 +146,12 @@ def is_struct(kind: Any) -> bool:
     return str(kind).startswith("struct<")
 
 
-def _images(file: Any, column: str, row_groups: Sequence[int] | None = None) -> Iterator[list[memoryview | None]]:
-    """Yields the encoded images of all rows, or of the rows in `row_groups`, in lists of up to 16 rows.
+def _images(path: Path, file: Any, group: int, column: str) -> Iterator[list[memoryview | None]]:
+    """Yields the encoded images of a row group, in lists of up to 16 rows.
 
     Each image is a view that is valid until the next list is yielded, or None for a row without an image.
     """
-    batches = file.iter_batches(_IMAGES_AT_ONCE, row_groups=row_groups, columns=[column], use_threads=False)
-    for batch in batches:
+    for batch in read_group(path, file, group, [column], _IMAGES_AT_ONCE):
         array = batch.column(0)
         if is_struct(array.type):
             (array,) = array.flatten()  # where the struct is null, so are its bytes

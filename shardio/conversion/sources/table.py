@@ -19,7 +19,7 @@ from shardio.conversion.sources.names import DEFAULT_SPLIT, split_name
 from shardio.errors import SourceError, counted
 from shardio.format.layout import RowType, check_array_name, check_kind, is_split_name
 from shardio.format.parse import first_repeated
-from shardio.sets.given import open_parquet
+from shardio.sets.given import open_parquet, read_batches
 
 # Names of columns, in any case. The first is taken where it is there; of the others there may be only one.
 PATH_COLUMNS = (
@@ -31,7 +31,6 @@ SPLIT_COLUMNS = ("split", "subset", "set")
 
 _MAX_PATH_NBYTES = 4096  # the longest that Linux takes
 _MAX_LINE_NBYTES = 1 << 16
-_ROWS_AT_ONCE = 1 << 14
 _MOST_KEPT, _MOST_SHOWN = 1000, 10
 
 
@@ -311,7 +310,7 @@ def _json_rows(path: Path, names: list[str], faults: Faults) -> Rows:
 def _parquet_rows(path: Path) -> Rows:
     with open_parquet(path) as file:
         number = 0
-        for batch in file.iter_batches(_ROWS_AT_ONCE, use_threads=False):
+        for batch in read_batches(path, file):
             for cells in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 yield number, list(cells)
                 number += 1
