@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from shardio.conversion.records import ShardRecord, load_record
 from shardio.conversion.sources.collection import Origin, Source
 from shardio.conversion.task import Report, do_task
 from shardio.errors import ConvertError, ShardioError
+from shardio.system.machine import memory_left
 from shardio.system.opening import open_untrusted, read_untrusted
 from shardio.system.threads import Stop
 
@@ -100,8 +101,8 @@ class Engine:
         # Rather an idle core than one more than was asked for.
         threads = 1 if self.serial else max(1, workers // processes)
         if processes > 1:
-            with _OwnProcesses(processes) as executor:
-                return run_on_pool(tasks, Pool(executor), report, run_file, threads)
+            with _OwnPool(processes) as pool:
+                return run_on_pool(tasks, pool, report, run_file, threads)
         return [do_task(task, report, threads) for task in tasks]
 
 
@@ -161,6 +162,10 @@ class Pool:
     def submit(self, call: Callable[..., ShardRecord], *arguments: object) -> Future[ShardRecord]:
         return self._executor.submit(call, *arguments)
 
+    def do_alone(self, task: ShardTask, number: int, terms: Terms) -> ShardRecord:
+        """Does a task that ran when the pool broke, while no other task runs. Raises BrokenExecutor if it cannot."""
+        raise BrokenExecutor("the pool cannot be started again.")
+
     def cancel(self, futures: Iterable[Future[ShardRecord]]) -> None:
         """Cancels the futures whose tasks have not begun."""
         for future in futures:
@@ -202,8 +207,15 @@ def run_on_pool(
             counts = np.maximum(counts, _read_counts(run_file))
             if done is not None:
                 number = running.pop(done)
-                record = records[number] = _result(done, tasks[number], run_file)
-                counts[number] = record.num_sources, len(record.rejects)
+                try:
+                    made = {number: _result(done, tasks[number], run_file)}
+                except BrokenExecutor:
+                    lost = [number, *running.values()]
+                    running, finished = {}, queue.SimpleQueue()
+                    made = {one: pool.do_alone(tasks[one], one, terms_of(tasks[one])) for one in lost}
+                records |= made
+                for number, record in made.items():
+                    counts[number] = record.num_sources, len(record.rejects)
             report(*map(int, (counts - told).sum(axis=0)))
             told = counts.copy()
         return [records[number] for number in range(len(tasks))]
@@ -261,6 +273,50 @@ class _OwnProcesses(ProcessPoolExecutor):
             for process in list((self._processes or {}).values()):
                 process.kill()  # a shard that is not finished is made again in any case
         self.shutdown(cancel_futures=True)
+
+
+class _OwnPool(Pool):
+    """Worker processes of this machine. If the kernel kills one, the tasks that ran are done again, one by one.
+
+    The kernel also kills for a neighbor's memory. So an image is refused only if a process that does nothing else is
+    killed at it, twice.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__(_OwnProcesses(count))
+        self._count = count
+
+    def __enter__(self) -> _OwnPool:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._executor.__exit__(*error)
+
+    def most_in_flight(self) -> int:
+        return self._count  # so the tasks that the pool has are those that run
+
+    def do_alone(self, task: ShardTask, number: int, terms: Terms) -> ShardRecord:
+        self._executor.shutdown()
+        self._executor = _OwnProcesses(self._count)
+        places: list[int] = []
+        while True:
+            with _OwnProcesses(1) as executor:
+                future = executor.submit(_work, task, number, terms, 1, True)
+                (process,) = executor._processes.values()
+                # Not by `result`, whose traceback would be part of a cycle that keeps pipes open.
+                if not isinstance(error := future.exception(), BrokenExecutor):
+                    return _result(future, task, terms.run_file)
+                process.join()
+            place = int(_read_counts(terms.run_file)[number, 0])
+            # Without pixels, a task does not count one by one.
+            is_at_image = task.fit is not None and place < len(task.sources)
+            if process.exitcode != -signal.SIGKILL or not is_at_image or len(places) > 2 * len(task.killed) + 3:
+                raise error
+            if places[-1:] == [place]:
+                left = f"expected to decode it in the {memory_left() or 0:,} bytes of memory that are left"
+                found = f"{left}, found that the kernel kills a process that does nothing else, twice"
+                task = replace(task, killed={**task.killed, task.sources[place].key: found})
+            places.append(place)
 
 
 def end_with_parent() -> None:
@@ -338,8 +394,8 @@ class _Cluster(Pool):
 # --- in the worker ----------------------------------------------------------------------------------------------------
 
 
-def _work(task: ShardTask, number: int, terms: Terms, threads: int) -> ShardRecord:
-    """Runs a task and returns its record. Runs in a worker.
+def _work(task: ShardTask, number: int, terms: Terms, threads: int, alone: bool = False) -> ShardRecord:
+    """Runs a task and returns its record. Runs in a worker. `alone`: counts every source at once.
 
     If the task has a record, because Dask runs it again after losing the worker that finished it, the record is
     returned. A repair ignores the record: a conversion killed right after publishing leaves records of damaged files.
@@ -348,7 +404,9 @@ def _work(task: ShardTask, number: int, terms: Terms, threads: int) -> ShardReco
     if "torch" in sys.modules and multiprocessing.parent_process() is not None:
         # The threads of a dataset's own torch would compete with other workers.
         sys.modules["torch"].set_num_threads(1)
-    line = TaskLine(terms.run_file, number)
+    line = TaskLine(terms.run_file, number, 0 if alone else _LOOK_SECONDS)
+    if alone:
+        line.report(0, 0)  # over the counts of an earlier try
     record = load_record(task) if task.wanted is None else None
     return record or do_task(task, line.report, threads)
 
@@ -356,19 +414,19 @@ def _work(task: ShardTask, number: int, terms: Terms, threads: int) -> ShardReco
 class TaskLine:
     """Writes the counts of task `number` to its row of the run file, as long as the file exists. Not thread safe."""
 
-    def __init__(self, path: Path, number: int) -> None:
+    def __init__(self, path: Path, number: int, look_seconds: float) -> None:
         self._path = path
         self._offset = number * _COUNTS.itemsize
         self._counts = np.zeros(2, _COUNTS.base)
-        self._next_look = 0.0
+        self._look_seconds, self._next_look = look_seconds, 0.0
 
     def report(self, done: int, refused: int, /) -> None:
-        """Adds to the counts, and about once a second writes them to the file. Raises Stop if the file is gone."""
+        """Adds to the counts, and every `look_seconds` writes them to the file. Raises Stop if the file is gone."""
         self._counts += np.array((done, refused), _COUNTS.base)
         now = time.monotonic()
         if now < self._next_look:
             return
-        self._next_look = now + _LOOK_SECONDS
+        self._next_look = now + self._look_seconds
         # It is opened at every look, since that is when a network filesystem asks whether the file is still there.
         try:
             with open_untrusted(self._path, os.O_WRONLY, sole_name=True) as file:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -59,6 +59,8 @@ class ShardTask:
     """The arrays that the task makes, other than the pixels."""
     measured: frozenset[int] = frozenset()
     """Indices in `sources` of the sources to measure for the mean and standard deviation of the set's pixels."""
+    killed: Mapping[bytes, str] = field(default_factory=dict)
+    """The details with which sources are refused, by key: the kernel kills the process that decodes them."""
     wanted: Mapping[str, str] | None = None
     """In a repair, the sha256 of each damaged file of the set, by file name: the task publishes only these files."""
 

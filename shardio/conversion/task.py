@@ -73,6 +73,8 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Prepared
     also if samples have no pixels.
     """
     source, row = item
+    if source.key in task.killed:
+        return Reject(task.split, source.key, "too large", task.killed[source.key])
     fit = task.fit
     with KeptWarnings() as warned:
         try:

@@ -303,7 +303,7 @@ def run_file(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("no_waiting")
 def test_each_task_counts_in_a_place_of_its_own_until_the_file_is_gone(run_file: Path) -> None:
-    lines = [TaskLine(run_file, number) for number in range(3)]
+    lines = [TaskLine(run_file, number, 0.0) for number in range(3)]
     for number, line in enumerate(lines):
         for _ in range(number):
             line.report(1, 0)
@@ -319,7 +319,7 @@ def test_each_task_counts_in_a_place_of_its_own_until_the_file_is_gone(run_file:
 def test_a_task_looks_at_once_and_then_every_second(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    line = TaskLine(run_file, 0)
+    line = TaskLine(run_file, 0, executors._LOOK_SECONDS)
     line.report(5, 2)
     assert executors._read_counts(run_file)[0].tolist() == [5, 2]
     run_file.unlink()
@@ -333,7 +333,7 @@ def test_a_task_looks_at_once_and_then_every_second(run_file: Path, monkeypatch:
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("call", ["open", "pwrite"])
 def test_only_a_file_that_is_gone_says_stop(run_file: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    line = TaskLine(run_file, 0)
+    line = TaskLine(run_file, 0, executors._LOOK_SECONDS)
     for code in (errno.EIO, errno.ENOSPC):
         monkeypatch.setattr(os, call, raising_oserror(code))
         line.report(1, 0)
@@ -352,7 +352,7 @@ def raising_oserror(code: int) -> Callable[..., None]:
 
 @pytest.mark.usefixtures("no_waiting")
 def test_counts_go_into_a_file_and_nothing_else(run_file: Path, tmp_path: Path) -> None:
-    line = TaskLine(run_file, 0)
+    line = TaskLine(run_file, 0, executors._LOOK_SECONDS)
     (tmp_path / "precious").write_bytes(bytes(8))
     for put in (os.mkfifo, lambda path: path.symlink_to("precious"), lambda path: os.link(tmp_path / "precious", path)):
         run_file.unlink(missing_ok=True)
