@@ -226,6 +226,11 @@ class Lease:
         has the sticky bit set and only another user may continue the copy.
         """
         self.keep()  # a lock that others make once there is a folder counts as younger
+        if not os.path.lexists(self.path):
+            # The process that made the lock may not have said so, and may have been killed.
+            path = self._paths.lock
+            with contextlib.suppress(OSError, CacheError), open_in_cache(path, os.O_WRONLY, sole_name=True) as lock:
+                write_all(lock.fileno(), _IS_OLDER)
         make_folder(self.path)
         _check_folder(self.path)
         folder = FolderHandle(self.path)

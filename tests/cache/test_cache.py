@@ -206,6 +206,14 @@ def test_a_copy_whose_lock_was_removed_is_evicted_two_periods_after_the_first_lo
     assert cache.evict(keep=0).removed
 
 
+def test_a_copy_is_evicted_at_once_if_the_maker_of_its_lock_was_killed_before_it_wrote_into_it(cache: Cache) -> None:
+    with cache.lease(A) as lease:
+        (cache.folder / f"{A}.lock").write_bytes(b"")
+        lease.open_folder()
+        (lease.path / "train-00000.npy").write_bytes(bytes(1000))
+    assert cache.evict(keep=0).removed
+
+
 def test_a_whole_copy_on_a_read_only_filesystem_is_used_without_lock_files(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
