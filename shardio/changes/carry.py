@@ -225,7 +225,7 @@ class _Maker:
     def make(self, provenance: Mapping[str, Any]) -> Manifest:
         draft = self._draft
         staying = {name: self._keep_split(name, split) for name, split in draft.splits.items()}
-        self._copy(self._written_nbytes())
+        self._copy()
         manifest = Manifest(
             sample_shape=draft.sample_shape,
             classes=draft.classes,
@@ -289,9 +289,13 @@ class _Maker:
         self.room.linked_nbytes += held.entry.nbytes
         return True
 
-    def _copy(self, written_nbytes: int) -> None:
+    def _copy(self) -> None:
         """Copies the files that could be neither linked nor cloned. Raises SpaceError first if the disk is too full."""
-        self.room.written_nbytes = written_nbytes
+        for name, split in self._draft.splits.items():
+            self.room.written_nbytes += HEADER_NBYTES + split.rows.nbytes
+            self.room.written_nbytes += len(self._orders[name]) * ORDER_ROW.file_nbytes(len(split))
+            for array in split.given.values():
+                self.room.written_nbytes += array.row.file_nbytes(len(split)) + CRC32_ROW.file_nbytes(len(split))
         if self.room.needed_nbytes > (free := shutil.disk_usage(self._folder.path).free):
             raise SpaceError(
                 f"{self._folder.path.parent}: expected {self.room.needed_nbytes:,} bytes of free space, found {free:,} "
@@ -307,15 +311,6 @@ class _Maker:
             copier.copy(self._folder, [new for _, new in self._to_copy])
 
     # --- files that are new -------------------------------------------------------------------------------------------
-
-    def _written_nbytes(self) -> int:
-        total = 0
-        for name, split in self._draft.splits.items():
-            total += HEADER_NBYTES + split.rows.nbytes
-            total += len(self._orders[name]) * ORDER_ROW.file_nbytes(len(split))
-            for array in split.given.values():
-                total += array.row.file_nbytes(len(split)) + CRC32_ROW.file_nbytes(len(split))
-        return total
 
     def _finish_split(self, name: str, split: SplitDraft, entry: SplitEntry) -> SplitEntry:
         orders = self._orders[name]

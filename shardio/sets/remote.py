@@ -138,13 +138,6 @@ class RemoteStorage:
         if size.isdecimal() and int(size) != entry.nbytes:
             raise wrong_size(self.path_of(entry), entry, int(size))
 
-    def _hear(self, name: str, headers: Any) -> None:
-        """Notes what a web server says of a file: with another ETag than before, it has another file there now."""
-        heard = headers.get("ETag", ""), headers.get("Content-Range", "").rpartition("/")[2]
-        if self._heard.setdefault(name, heard)[0] != heard[0]:
-            self.changed.add(name)
-        self._heard[name] = heard
-
     def close(self) -> None:
         """Makes running and later requests fail. Connections stay open, as all sets of the same host share them."""
         self._closed = True
@@ -201,7 +194,10 @@ class RemoteStorage:
         data: bytes | bytearray
         if self._is_http:
             data, headers = self._wait_for(_fetch(_filesystem(self._url), url, nbytes, start), deadline)
-            self._hear(name, headers)
+            heard = headers.get("ETag", ""), headers.get("Content-Range", "").rpartition("/")[2]
+            if self._heard.setdefault(name, heard)[0] != heard[0]:  # the server has another file there now
+                self.changed.add(name)
+            self._heard[name] = heard
         else:
             data = self._ask("cat_file", url, start=start, end=start + nbytes, deadline=deadline)
         if len(data) > nbytes:

@@ -159,7 +159,8 @@ class _Verifier:
         every: list[_Values] = []
         for split in self.manifest.splits.values():
             every += _values_of(split, self.manifest.sample_shape)
-            checks.append(partial(self.check_index, split))
+            num_classes = len(self.manifest.classes) if split.index.has_label else 0
+            checks.append(partial(self.check_numbers, split.index, num_classes or None, "a label"))
             checks += [partial(self.check_order, split, number) for number in range(len(split.orders))]
             checks += [partial(self.check_file, array.crc32) for array in split.arrays.values()]
         every.sort(key=lambda values: bool(values.name))  # pixels first: arrays do not change what a seed draws of them
@@ -208,15 +209,8 @@ class _Verifier:
             crc32s = index["crc32"][samples]
         return _Sums(rows, crc32s, samples, None if index is None else index["key"])
 
-    def check_index(self, split: SplitEntry) -> Problem | None:
-        is_class = self.manifest.classes and split.index.has_label
-        return self.check_numbers(split.index, len(self.manifest.classes) if is_class else None, "a label")
-
     def check_order(self, split: SplitEntry, number: int) -> Problem | None:
-        """Checks an order's file, and that its numbers are stored rows of the pixels and arrays that use the order.
-
-        Returns the problem, or None if there is none.
-        """
+        """Checks an order's file, and that its numbers are stored rows of the pixels and arrays that use the order."""
         values = _values_of(split, self.manifest.sample_shape)
         stored = {each.name or "pixels": each.stored.num_rows for each in values if each.stored.order == number}
         what, fewest = min(stored.items(), key=lambda item: item[1])

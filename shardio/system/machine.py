@@ -70,11 +70,15 @@ def memory_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 def _cgroups_left(proc: Path, cgroups: Path) -> Iterator[int]:
     """Yields the bytes left below each memory limit of this process's cgroup and the cgroups above."""
     for folder, unified in _cgroups(proc, cgroups, "memory"):
-        if unified:
-            for limit in ("memory.max", "memory.high"):
-                yield from _left(folder, limit, "memory.current", "")
-        else:
-            yield from _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+        limits = ("memory.max", "memory.high") if unified else ("memory.limit_in_bytes",)
+        usage, prefix = ("memory.current", "") if unified else ("memory.usage_in_bytes", "total_")
+        for limit in limits:
+            with contextlib.suppress(OSError, ValueError):  # no such level, no such limit, or "max"
+                total = int((folder / limit).read_text())
+                used = int((folder / usage).read_text())
+                numbers = _numbers(folder / "memory.stat")
+                cache = numbers.get(f"{prefix}active_file", 0) + numbers.get(f"{prefix}inactive_file", 0)
+                yield total - max(0, used - cache)
 
 
 def _cgroups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[Path, bool]]:
@@ -101,15 +105,6 @@ def _levels(root: Path, path: str) -> list[Path]:
     if ".." in parts:  # outside this process's cgroup namespace
         parts = []
     return [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
-
-
-def _left(folder: Path, limit: str, usage: str, prefix: str) -> Iterator[int]:
-    with contextlib.suppress(OSError, ValueError):  # no such level, no such limit, or "max"
-        total = int((folder / limit).read_text())
-        used = int((folder / usage).read_text())
-        numbers = _numbers(folder / "memory.stat")
-        cache = numbers.get(f"{prefix}active_file", 0) + numbers.get(f"{prefix}inactive_file", 0)
-        yield total - max(0, used - cache)
 
 
 def _numbers(path: Path) -> dict[str, int]:

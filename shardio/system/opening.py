@@ -27,10 +27,6 @@ from typing import Any, Generic, TypeVar
 
 from shardio.errors import FormatError, ShardioError, SourceError
 
-_UNPACKED_TIMES = 100
-_UNPACKED_NBYTES = 64 << 20
-
-
 _LIMITS = {
     errno.EFBIG: "raise the limit of a file's size (`ulimit -f`), or write to a filesystem with larger files",
     errno.EMFILE: "raise the limit of open files (`ulimit -n`), or use fewer workers",
@@ -88,10 +84,6 @@ class FolderHandle:
 
     def fileno(self) -> int:
         return self._opened.fileno()
-
-    def is_in_place(self) -> bool:
-        """Returns whether the folder's path still leads to this folder."""
-        return is_same_file(self, self.path)
 
     def __truediv__(self, name: str) -> FileAt:
         return FileAt(self, name)
@@ -217,7 +209,7 @@ def check_unpacked(path: str | Path, nbytes: int) -> None:
     The limit is 64 MiB or 100 times the file's size, whichever is larger. Text compresses to a hundredth at best, a
     bomb to less than a thousandth.
     """
-    most = max(_UNPACKED_NBYTES, _UNPACKED_TIMES * os.path.getsize(path))
+    most = max(64 << 20, 100 * os.path.getsize(path))
     if nbytes > most:
         raise SourceError(
             f"{path}: expected at most {most:,} bytes once unpacked, found {nbytes:,} bytes; save it uncompressed"

@@ -29,16 +29,10 @@ def in_notebook() -> bool:
     return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
 
 
-def _kind_of_bar() -> Any:
-    """Returns tqdm's class for notebooks in a notebook with ipywidgets, otherwise tqdm's class for text."""
-    if in_notebook() and importlib.util.find_spec("ipywidgets"):
-        from tqdm.notebook import tqdm_notebook
-
-        return tqdm_notebook
-    return tqdm.std.tqdm
-
-
-_Tqdm: Any = _kind_of_bar()
+# tqdm's class for text; in a notebook with ipywidgets, its class for notebooks.
+_Tqdm: Any = tqdm.std.tqdm
+if in_notebook() and importlib.util.find_spec("ipywidgets"):
+    _Tqdm = importlib.import_module("tqdm.notebook").tqdm_notebook
 
 
 class _Lines:
