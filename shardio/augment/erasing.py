@@ -189,16 +189,12 @@ def noise(keys: Tensor, box: tuple[int, int, int, int], shape: Sequence[int]) ->
     for channel in range(shape[1]):
         if channel % 4 == 0:
             counters = pixels + channel // 4 * shape[2] * shape[3] + 1
-            bits = _scrambled(keys[:, None, None] + counters * _GAMMA)
+            bits = keys[:, None, None] + counters * _GAMMA
+            for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
+                bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
         channels.append((bits >> (16 * (channel % 4))) & 0xFFFF)
     numbers: Tensor = _quantiles(keys.device)[torch.stack(channels, dim=1)]
     return numbers
-
-
-def _scrambled(bits: Tensor) -> Tensor:
-    for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
-        bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
-    return bits
 
 
 @cache

@@ -107,7 +107,7 @@ class _Policy(Transform):
     """Applies random operations of `names`, one after the other: the base class of all policies."""
 
     records = True
-    names: ClassVar[tuple[str, ...]]
+    names: ClassVar[tuple[str, ...]] = ("Identity", *_SPACE)
     interpolation: str
     fill: Fill
 
@@ -160,8 +160,6 @@ class RandAugment(_Policy):
     interpolation: Reading = "nearest"
     fill: Fill = None
 
-    names = ("Identity", *_SPACE)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole("magnitude", self.magnitude, 0, self.num_magnitude_bins - 1)
@@ -183,8 +181,6 @@ class TrivialAugmentWide(_Policy):
     num_magnitude_bins: Annotated[int, partial(check_whole, low=2)] = 31
     interpolation: Reading = "nearest"
     fill: Fill = None
-
-    names = ("Identity", *_SPACE)
 
     def _draws(self, batch: Batch, purpose: str) -> Iterator[_Choice]:
         which, share, sign = batch.draws.uniform(purpose, 3)
@@ -252,13 +248,6 @@ class AutoAugment(_Policy):
             yield self._at_bins(_bins(10, batch.size), chosen, bins, sign)._replace(applied=whether * 10 < p)
 
 
-# What timm calls its default set, whose magnitudes are shares of the maximum at level 10.
-_TIMM = (
-    *("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast"),
-    *("Brightness", "Sharpness", "ShearX", "ShearY", "TranslateX", "TranslateY"),
-)
-
-
 @dataclass(frozen=True, repr=False)
 class TimmRandAugment(_Policy):
     """Applies the RandAugment of a timm configuration.
@@ -277,7 +266,11 @@ class TimmRandAugment(_Policy):
     interpolation: Literal["random", "bilinear", "bicubic"] = "random"
     fill: Color = (124, 116, 104)
 
-    names = _TIMM
+    # What timm calls its default set, whose magnitudes are shares of the maximum at level 10.
+    names = (
+        *("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast"),
+        *("Brightness", "Sharpness", "ShearX", "ShearY", "TranslateX", "TranslateY"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -310,9 +303,9 @@ class TimmRandAugment(_Policy):
             else:
                 levels = parts["m"] + parts["mstd"] * batch.draws.normal(f"{purpose}/{number} noise", 1)[0]
             levels = np.clip(levels, 0, parts["mmax"])
-            chosen = _number(which, len(_TIMM))
+            chosen = _number(which, len(self.names))
             table = self._magnitudes(levels / 10, np.where(sign > 0.5, -1.0, 1.0), batch.size)
-            magnitudes = np.stack([table.get(name, levels) for name in _TIMM])[chosen, np.arange(len(batch))]
+            magnitudes = np.stack([table.get(name, levels) for name in self.names])[chosen, np.arange(len(batch))]
             bilinear, bicubic = Sampling.PILLOW_BILINEAR, Sampling.PILLOW_BICUBIC
             by_chance = np.where(reading < 0.5, bilinear, bicubic)
             readings = {"bilinear": bilinear, "bicubic": bicubic}.get(self.interpolation, by_chance)

@@ -22,7 +22,7 @@ from shardio.augment.boxes import Draws, Numbers
 from shardio.augment.chain import Compose, Transform, Views, branches_of, is_recorded, results_of, runs_anywhere
 from shardio.augment.masks import Masks
 from shardio.augment.resample import as_made
-from shardio.augment.stage import joined, moved_by, run, run_and_cast, windows_of
+from shardio.augment.stage import Stage, joined, moved_by, run, run_and_cast, windows_of
 from shardio.kernels.resample import Planes
 from shardio.kernels.rowcopy import Windows
 
@@ -97,12 +97,6 @@ class Program:
         return [((len(self), *view.images.shape[2:], self.source[2]), view.cast.kernel_dtype) for view in self.views]
 
     @cached_property
-    def _is_one_pass(self) -> bool:
-        """Whether each pixel is written once."""
-        (view, *others) = self.views
-        return not others and len(view.stages) < 2 and all(stage.is_one_pass for stage in view.stages)
-
-    @cached_property
     def _num_shared(self) -> int:
         """The number of stages that all views have in common."""
         first, number = self.views[0].stages, 0
@@ -117,18 +111,18 @@ class Program:
         `planes` are the `windows` of these images. `outs` has an array for each of `results`. Raises OSError if a page
         of a mapped file cannot be read.
         """
+        stages = self.views[0].stages
+        shared = stages[: self._num_shared]
+        is_one_pass = len(self.views) == 1 and len(stages) < 2
+        is_one_pass &= all(isinstance(stage, Stage) and not stage.steps for stage in stages)
         # Images between two passes stay in the processor's caches.
-        step = len(some) if self._is_one_pass else max(1, _CACHED_NBYTES // math.prod(self.source))
+        step = len(some) if is_one_pass else max(1, _CACHED_NBYTES // math.prod(self.source))
         for first in range(0, len(some), step):
-            part = slice(first, first + step)
-            self._make(planes[part], some[part], outs)
-
-    def _make(self, planes: Planes, some: Numbers, outs: Sequence[NDArray[Any]]) -> None:
-        shared = self.views[0].stages[: self._num_shared]
-        if shared:
-            planes = Planes.of_images(run(shared, planes, some, (*shared[-1].size, planes.channels)))
-        for view, out in zip(self.views, outs, strict=True):
-            run_and_cast(view.stages[len(shared) :], planes, some, out, view.cast)
+            part, pixels = some[first : first + step], planes[first : first + step]
+            if shared:
+                pixels = Planes.of_images(run(shared, pixels, part, (*shared[-1].size, planes.channels)))
+            for view, out in zip(self.views, outs, strict=True):
+                run_and_cast(view.stages[len(shared) :], pixels, part, out, view.cast)
 
     def finish(
         self,

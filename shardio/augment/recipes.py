@@ -25,8 +25,6 @@ from shardio.augment.transforms import (
     Resize,
 )
 
-Recipe = Callable[[int | None, int], Transform]
-
 _MEANS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 
@@ -183,7 +181,7 @@ def _cifar_airbench(size: int | None, num_classes: int) -> Transform:
     )
 
 
-RECIPES: dict[str, Recipe] = {
+RECIPES: dict[str, Callable[[int | None, int], Transform]] = {
     "torchvision-v2": _torchvision_v2,
     "timm-rsb-a1": partial(_timm_rsb, 7, 0.2, 224, 0.1),
     "timm-rsb-a2": partial(_timm_rsb, 7, 0.1, 224, 0.0),

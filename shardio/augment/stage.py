@@ -101,11 +101,6 @@ class Stage:
         return np.stack([start, scale, low, high], axis=2)
 
     @property
-    def is_one_pass(self) -> bool:
-        """Whether each pixel of the results is written once."""
-        return not self.steps
-
-    @property
     def _is_copy(self) -> bool:
         return self.boxes is None and self.flips is None and self.canvas is None
 
@@ -208,7 +203,6 @@ class Choice:
     size: tuple[int, int]
     numbers: Numbers
     alternatives: tuple[Stages, ...]
-    is_one_pass = False
 
     def part(self, some: slice) -> Choice:
         alternatives = tuple(tuple(stage.part(some) for stage in stages) for stages in self.alternatives)

@@ -165,7 +165,15 @@ def _summary(name: str, manifest: Manifest, fault: str, counts: Mapping[str, _Co
         yield from _classes(manifest, main, counts[main])
     yield f"  refused {counted(manifest.num_rejects, 'image' if shape else 'sample')} when it was made"
     if made := describe_making(manifest):
-        yield from _wrapped(f"  made by {made}", None if verbose else 3)
+        yield from textwrap.wrap(
+            printable(f"  made by {made}"),
+            80,
+            subsequent_indent=" " * 10,
+            break_long_words=False,  # a word may be a path
+            break_on_hyphens=False,
+            max_lines=None if verbose else 3,
+            placeholder=" ...",
+        )
     if shape and (levels := stored_levels(manifest.provenance, shape[2])):
         mean, std = (", ".join(f"{number:.3f}" for number in numbers) for numbers in (levels.mean, levels.std))
         yield f"  pixels  mean {mean}; std {std} ({levels.num_samples:,} of {levels.split})"
@@ -184,7 +192,14 @@ def _classes(manifest: Manifest, split: str, counts: _Counts) -> Iterator[str]:
         return
     classes, spreads = counts.classes, counts.spreads
     if classes:
-        yield from _class_counts(manifest, split, classes)
+        empty = sum(not count for _, count in classes)
+        unused = f", {empty:,} of them without a sample" if empty else ""
+        yield f"  classes {split} has {counted(len(classes), 'class')}{unused}"
+        if len({count for _, count in classes}) > 1:
+            some = min(_MOST_CLASSES, len(classes) // 2)
+            most = sorted(classes, key=lambda pair: (-pair[1], pair[0]))
+            yield f"          rarest         {_counted_classes(manifest, classes[:some])}"
+            yield f"          most frequent  {_counted_classes(manifest, most[:some])}"
     columns = {
         "": [shortened(name, 24) for name in spreads],
         **{
@@ -195,17 +210,6 @@ def _classes(manifest: Manifest, split: str, counts: _Counts) -> Iterator[str]:
     }
     shown = {title: cells for title, cells in columns.items() if any(cells)}
     yield from table(shown, right=[*columns][1:], indent=" " * 10)
-
-
-def _class_counts(manifest: Manifest, split: str, classes: Sequence[tuple[int, int]]) -> Iterator[str]:
-    empty = sum(not count for _, count in classes)
-    unused = f", {empty:,} of them without a sample" if empty else ""
-    yield f"  classes {split} has {counted(len(classes), 'class')}{unused}"
-    some = min(_MOST_CLASSES, len(classes) // 2)
-    if len({count for _, count in classes}) > 1:
-        most = sorted(classes, key=lambda pair: (-pair[1], pair[0]))
-        yield f"          rarest         {_counted_classes(manifest, classes[:some])}"
-        yield f"          most frequent  {_counted_classes(manifest, most[:some])}"
 
 
 def _counted_classes(manifest: Manifest, classes: Sequence[tuple[int, int]]) -> str:
@@ -234,19 +238,6 @@ def _use(place: str, manifest: Manifest) -> str:
     if is_url(place):
         arguments.append('cache="/local/disk"')
     return f"ShardLoader({', '.join(arguments)})"
-
-
-def _wrapped(text: str, most: int | None) -> list[str]:
-    """Returns the text wrapped to lines of 80 columns, at most `most` lines. Splits no word: it may be a path."""
-    return textwrap.wrap(
-        printable(text),
-        80,
-        subsequent_indent=" " * 10,
-        break_long_words=False,
-        break_on_hyphens=False,
-        max_lines=most,
-        placeholder=" ...",
-    )
 
 
 def _arrays(split: SplitEntry, counts: _Counts | None) -> Iterator[str]:

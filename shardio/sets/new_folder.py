@@ -20,7 +20,7 @@ from pathlib import Path
 from shardio.errors import ConvertError, FormatError
 from shardio.sets.names import looks_like_a_set
 from shardio.system.files import AtomicFile, fsync_folder, is_abandoned, target_of, try_lock
-from shardio.system.opening import FolderHandle, is_same_file, open_untrusted
+from shardio.system.opening import FolderHandle, open_untrusted
 
 # Linux: <linux/fs.h>, <fcntl.h>.
 _RENAME_NOREPLACE = 1
@@ -69,7 +69,7 @@ def check_new(target: Path, sets: list[Path]) -> None:
 
 def rename_new(folder: FolderHandle, target: Path) -> None:
     """Renames `folder` to `target`, durably. Raises ConvertError if `target` exists or `folder` was replaced."""
-    if not is_same_file(folder, folder.path):
+    if not folder.is_in_place():
         raise ConvertError(
             f"{folder}: another process moved or replaced this folder, which is to become the new set: start again"
         )

@@ -20,7 +20,7 @@ from shardio.sets.names import check_local, hinting_at_order, local_folder
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, temporary_folder
 from shardio.sets.storage import FileCopier, FolderStorage
 from shardio.sets.verify import verify
-from shardio.system.files import fsync_file, fsync_folder, sweep_temporaries
+from shardio.system.files import AtomicFile, fsync_file, fsync_folder, sweep_temporaries
 from shardio.system.opening import FolderHandle
 
 ReadableBy = Literal["all", "group", "owner"]
@@ -71,8 +71,7 @@ def publish(
         )
     check_new(target, [source])
     with temporary_folder(target) as (folder, lock):
-        like = folder, lock.descriptor
-        renamed = move and _can_be_renamed(source, target.parent) and _make_movable(source, names, like)
+        renamed = move and _can_be_renamed(source, target.parent) and _make_movable(source, names, folder, lock)
         if renamed:
             try:
                 with FolderHandle(source) as opened:
@@ -130,9 +129,9 @@ def _can_be_renamed(source: Path, root: Path) -> bool:
     return source.stat().st_dev == root.stat().st_dev and not source.is_mount()
 
 
-def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]) -> bool:
-    """Gives the set the permissions of `like`: a new folder, and the descriptor of a new file. Returns True if the set
-    is durable; False if it must be copied, as a second sync of a file would succeed without writing the file.
+def _make_movable(source: Path, names: list[str], folder: FolderHandle, file: AtomicFile) -> bool:
+    """Gives the set the permissions of a new `folder` and a new `file`. Returns True if the set is durable; False if it
+    must be copied, as a second sync of a file would succeed without writing the file.
 
     Raises FormatError if the set is incomplete, ConvertError if it has other files or permissions cannot be changed.
     """
@@ -144,8 +143,8 @@ def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]
         )
     if problems := verify(source, quick=True).problems:
         raise FormatError(problems[0].detail)
-    new_folder, new_file = os.fstat(like[0].fileno()), os.fstat(like[1])
-    hands_on_group = bool(like[0].path.parent.stat().st_mode & stat.S_ISGID)
+    new_folder, new_file = os.fstat(folder.fileno()), os.fstat(file.descriptor)
+    hands_on_group = bool(folder.path.parent.stat().st_mode & stat.S_ISGID)
     for path, new in ((source, new_folder), *((source / name, new_file) for name in names)):
         status = path.stat()
         has_other_group = hands_on_group and status.st_gid != new.st_gid

@@ -85,6 +85,10 @@ class FolderHandle:
     def fileno(self) -> int:
         return self._opened.fileno()
 
+    def is_in_place(self) -> bool:
+        """Returns whether the folder's path still leads to this folder."""
+        return is_same_file(self, self.path)
+
     def __truediv__(self, name: str) -> FileAt:
         return FileAt(self, name)
 
