@@ -28,7 +28,7 @@ from shardio.format.layout import (
     index_name,
     index_nbytes,
     key_field_nbytes,
-    shard_header,
+    pixels_row,
     shard_name,
     shard_nbytes,
 )
@@ -50,7 +50,7 @@ def make_sparse_set(path: Path, num_samples: int, num_shards: int) -> None:
     for number in range(num_shards):
         count = bounds[number + 1] - bounds[number]
         shards.append(ShardEntry(shard_name("train", number), shard_nbytes(count, SHAPE), UNKNOWN, count))
-        (path / shards[-1].file).write_bytes(shard_header(count, SHAPE))
+        (path / shards[-1].file).write_bytes(pixels_row(SHAPE).file_header(count))
         os.truncate(path / shards[-1].file, shards[-1].nbytes)
     file = path / index_name("train")
     file.write_bytes(index_header(num_samples, KEY_NBYTES))

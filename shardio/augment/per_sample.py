@@ -196,19 +196,15 @@ def _restored(generators: list[Generator]) -> Iterator[None]:
     """Returns a context manager that restores the generators' state at its end. Only one thread may be inside."""
     with _seeding, ExitStack() as stack:
         for generator in generators:
-            stack.callback(*_restoring(generator))
+            if isinstance(generator, torch.Generator):
+                stack.callback(generator.set_state, generator.get_state())
+            elif isinstance(generator, np.random.Generator):
+                stack.callback(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+            elif isinstance(generator, random.Random):
+                stack.callback(generator.setstate, generator.getstate())
+            else:
+                stack.callback(generator.set_state, generator.get_state(legacy=False))
         yield
-
-
-def _restoring(generator: Generator) -> tuple[Any, ...]:
-    """Returns a function, and its arguments, to restore the present state of a generator by a call."""
-    if isinstance(generator, torch.Generator):
-        return generator.set_state, generator.get_state()
-    if isinstance(generator, np.random.Generator):
-        return setattr, generator.bit_generator, "state", generator.bit_generator.state
-    if isinstance(generator, random.Random):
-        return generator.setstate, generator.getstate()
-    return generator.set_state, generator.get_state(legacy=False)
 
 
 # --- transforms that would draw once for a batch ---------------------------------------------------------------------

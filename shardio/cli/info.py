@@ -18,7 +18,7 @@ from shardio.cli.output import next_step, show, table, telling_of_servers
 from shardio.errors import bytes_text, counted, printable, shortened
 
 if TYPE_CHECKING:
-    from shardio.format.entries import ArrayEntry, SplitEntry
+    from shardio.format.entries import SplitEntry
     from shardio.format.manifest import Manifest
     from shardio.sets.index import Spread
     from shardio.sets.storage import Storage
@@ -115,7 +115,17 @@ def _split_facts(split: SplitEntry, counts: _Counts | None) -> dict[str, Any]:
         "num_stored": split.num_rows,
         "order": split.order,
         "in_use": counts and counts.in_use,
-        "arrays": {name: _array_facts(array) for name, array in split.arrays.items()},
+        "arrays": {
+            name: {
+                "kind": array.kind,
+                "dtype": array.row.dtype,
+                "shape": list(array.row.shape),
+                "nbytes": sum(entry.nbytes for entry in array.files),
+                "num_stored": array.num_rows,
+                "order": array.order,
+            }
+            for name, array in split.arrays.items()
+        },
     }
     if counts is None or counts.reason:
         return facts
@@ -126,17 +136,6 @@ def _split_facts(split: SplitEntry, counts: _Counts | None) -> dict[str, Any]:
     }
     of_labels = {str(label): count for label, count in sorted(counts.classes)}
     return {**facts, "spreads": spreads, "samples_of_labels": of_labels}
-
-
-def _array_facts(array: ArrayEntry) -> dict[str, Any]:
-    return {
-        "kind": array.kind,
-        "dtype": array.row.dtype,
-        "shape": list(array.row.shape),
-        "nbytes": sum(entry.nbytes for entry in array.files),
-        "num_stored": array.num_rows,
-        "order": array.order,
-    }
 
 
 def _summary(name: str, manifest: Manifest, fault: str, counts: Mapping[str, _Counts], verbose: bool) -> Iterator[str]:

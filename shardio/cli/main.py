@@ -140,8 +140,7 @@ def _run() -> int:
         return 130
     except BrokenPipeError as error:
         if error.filename is not None:  # a FIFO for which the user asked
-            say(f"shardio: error: {error}", err=True)
-            return 1
+            return _fail(error)
         # The reader of our output went away. Keep the interpreter from writing the rest, and complaining, at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -88,7 +88,11 @@ def view(
     if selection.indices is not None:
         chosen = selection.samples(shards.index, shards, shards.numbers).tolist()
     elif damaged:
-        chosen = _damaged(shards)[:count]
+        from shardio.sets.verify import verify
+
+        files = {entry.file for entry in shards.content.files}
+        problems = [problem for problem in verify(shards.path).problems if problem.file in files]
+        chosen = sorted({index for problem in problems for index in problem.samples})[:count]
     else:
         chosen = _drawn(shards, selection, rng, count, per_class)
     if not chosen:
@@ -103,14 +107,6 @@ def view(
     captions = [texts[row] for row in range(len(chosen)) for _, texts in columns]
     per_row = None if len(columns) == 1 else 8 if augmented is None else len(columns)
     show_sheet(pictures, captions, output, side=side, group=len(columns), per_row=per_row)
-
-
-def _damaged(shards: ShardSet) -> list[int]:
-    from shardio.sets.verify import verify
-
-    files = {entry.file for entry in shards.content.files}
-    problems = verify(shards.path).problems
-    return sorted({index for problem in problems if problem.file in files for index in problem.samples})
 
 
 def _drawn(
@@ -155,7 +151,6 @@ def _augmented(
 
 
 def _sources(shards: ShardSet, chosen: Sequence[int], src: Path) -> Column:
-    """Returns the source image of each sample from `src`, and captions."""
     import numpy as np
 
     from shardio.conversion.collect import read_again

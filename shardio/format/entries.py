@@ -23,7 +23,7 @@ from shardio.format.layout import (
     SampleShape,
     index_dtype,
     index_header,
-    shard_header,
+    pixels_row,
 )
 
 
@@ -43,7 +43,6 @@ class FileEntry:
         return b""
 
     def content(self) -> dict[str, Any]:
-        """Returns the entry as the JSON object that a manifest holds."""
         return dict(vars(self))
 
 
@@ -53,7 +52,7 @@ class ShardEntry(FileEntry):
 
     def header(self, sample_shape: SampleShape | None) -> bytes:
         assert sample_shape is not None  # which the manifest checks
-        return shard_header(self.num_samples, sample_shape)
+        return pixels_row(sample_shape).file_header(self.num_samples)
 
 
 @dataclass(frozen=True)

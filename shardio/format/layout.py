@@ -230,10 +230,6 @@ def _rows_header(row: RowType, num_rows: int) -> bytes:
     return _npy_header(repr(row.dtype), str((num_rows, *row.shape)))
 
 
-def shard_header(num_samples: int, sample_shape: SampleShape) -> bytes:
-    return pixels_row(sample_shape).file_header(num_samples)
-
-
 def key_field_nbytes(longest_key_nbytes: int) -> int:
     """Returns the width in bytes of the index's key field, for keys of at most `longest_key_nbytes` bytes.
 

@@ -151,10 +151,6 @@ class MixedOrder:
         object.__setattr__(self, "before", self.before or (0,) * len(self.shares))
         object.__setattr__(self, "_key", make_keys(b"shardio turns %d" % VERSION, self.seed, 0, 1)[0])
 
-    @property
-    def _turns(self) -> Turns:
-        return _turns_of(self.shares)
-
     @cached_property
     def _orders(self) -> list[Endless]:
         return [Endless(component.order) for component in self.components]
@@ -175,7 +171,7 @@ class MixedOrder:
             raise ValueError(
                 f"the shares of this mixture apply from position {self.start}; found position {positions.min()}"
             )
-        turns = self._turns
+        turns = _turns_of(self.shares)
         period, place = divide(positions - self.start, np.int64(len(turns.sets)))
         pair = place >> 1
         # The counter is the first position of the pair, which no other pair of the stream has.
@@ -187,7 +183,7 @@ class MixedOrder:
 
     def delivered(self, position: int) -> tuple[int, ...]:
         """Returns, for each set, how many of its samples come before `position` in the stream."""
-        turns = self._turns
+        turns = _turns_of(self.shares)
         periods, rest = divmod(position - self.start, len(turns.sets))
         sets, _ = self.locate(np.arange(position - rest, position))
         each, some = len(turns.sets) // turns.total, np.bincount(sets, minlength=len(self.components)).tolist()

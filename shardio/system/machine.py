@@ -40,11 +40,6 @@ def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     cores = os.cpu_count() or 1
     with contextlib.suppress(AttributeError, OSError):  # macOS, and containers that forbid the call
         cores = len(os.sched_getaffinity(0))
-    return max(1, min([cores, *(math.ceil(share) for share in _cgroups_cores(proc, cgroups))]))
-
-
-def _cgroups_cores(proc: Path, cgroups: Path) -> Iterator[float]:
-    """Yields each limit on this process's processor time, in cores, from its cgroup and the cgroups above."""
     for folder, unified in _cgroups(proc, cgroups, "cpu"):
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # no such level, no such limit, or "max"
             if unified:
@@ -53,7 +48,8 @@ def _cgroups_cores(proc: Path, cgroups: Path) -> Iterator[float]:
                 quota = int((folder / "cpu.cfs_quota_us").read_text())
                 period = int((folder / "cpu.cfs_period_us").read_text())
             if quota > 0:  # -1 is no limit
-                yield quota / period
+                cores = min(cores, math.ceil(quota / period))
+    return max(1, cores)
 
 
 def memory_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
@@ -61,14 +57,7 @@ def memory_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
     Page cache counts as free, as the kernel reclaims it.
     """
-    found = list(_cgroups_left(proc, cgroups))
-    with contextlib.suppress(OSError, KeyError):
-        found.append(1024 * _numbers(proc / "meminfo")["MemAvailable:"])
-    return max(0, min(found)) if found else None
-
-
-def _cgroups_left(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Yields the bytes left below each memory limit of this process's cgroup and the cgroups above."""
+    found = list[int]()
     for folder, unified in _cgroups(proc, cgroups, "memory"):
         limits = ("memory.max", "memory.high") if unified else ("memory.limit_in_bytes",)
         usage, prefix = ("memory.current", "") if unified else ("memory.usage_in_bytes", "total_")
@@ -78,7 +67,10 @@ def _cgroups_left(proc: Path, cgroups: Path) -> Iterator[int]:
                 used = int((folder / usage).read_text())
                 numbers = _numbers(folder / "memory.stat")
                 cache = numbers.get(f"{prefix}active_file", 0) + numbers.get(f"{prefix}inactive_file", 0)
-                yield total - max(0, used - cache)
+                found.append(total - max(0, used - cache))
+    with contextlib.suppress(OSError, KeyError):
+        found.append(1024 * _numbers(proc / "meminfo")["MemAvailable:"])
+    return max(0, min(found)) if found else None
 
 
 def _cgroups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[Path, bool]]:

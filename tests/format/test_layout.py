@@ -18,7 +18,7 @@ from shardio.format.layout import (
     index_name,
     is_safe_name,
     key_field_nbytes,
-    shard_header,
+    pixels_row,
     shard_name,
 )
 from shardio.format.manifest_file import load_manifest
@@ -58,11 +58,11 @@ def test_shard_headers_are_these_bytes() -> None:
     small = padded(
         b"\x93NUMPY\x01\x00\xf6\x0f{'descr': '|u1', 'fortran_order': False, 'shape': (2, 2, 3, 3), }",
     )
-    assert shard_header(2, (2, 3, 3)) == small
+    assert pixels_row((2, 3, 3)).file_header(2) == small
     imagenet = padded(
         b"\x93NUMPY\x01\x00\xf6\x0f{'descr': '|u1', 'fortran_order': False, 'shape': (1281167, 256, 256, 3), }",
     )
-    assert shard_header(1281167, (256, 256, 3)) == imagenet
+    assert pixels_row((256, 256, 3)).file_header(1281167) == imagenet
 
 
 def test_index_headers_are_these_bytes() -> None:
@@ -81,7 +81,7 @@ def test_index_headers_are_these_bytes() -> None:
 def test_every_header_is_one_page() -> None:
     assert HEADER_NBYTES == 4096
     for num_samples in (1, 9, 10, 1281167, 10**10, 1 << 53):
-        headers = [shard_header(num_samples, (size, size, size)) for size in (1, 224, 65536)]
+        headers = [pixels_row((size, size, size)).file_header(num_samples) for size in (1, 224, 65536)]
         headers += [index_header(num_samples, key_nbytes) for key_nbytes in (4, 12, 65532)]
         assert {len(header) for header in headers} == {4096}
 

@@ -27,7 +27,7 @@ from pictures import sample_pixels
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import IndexEntry, ShardEntry, SplitEntry
-from shardio.format.layout import SampleShape, index_dtype, index_nbytes, shard_header, shard_nbytes
+from shardio.format.layout import SampleShape, index_dtype, index_nbytes, pixels_row, shard_nbytes
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest
 from shardio.kernels.rowcopy import Windows
@@ -51,7 +51,7 @@ def write_set(out: Path, counts: Sequence[int], shape: SampleShape, split: str =
     out.mkdir(parents=True)
     shards = []
     for number, (start, count) in enumerate(zip(itertools.accumulate([0, *counts]), counts, strict=False)):
-        data = shard_header(count, shape) + pixels[start : start + count].tobytes()
+        data = pixels_row(shape).file_header(count) + pixels[start : start + count].tobytes()
         name = f"{split}-{number:05d}.npy"
         (out / name).write_bytes(data)
         shards.append(ShardEntry(name, len(data), hashlib.sha256(data).hexdigest(), count))
@@ -315,7 +315,7 @@ def test_opening_reads_headers_and_not_samples(tmp_path: Path) -> None:
     out = tmp_path / "set"
     out.mkdir()
     with (out / "train-00000.npy").open("wb") as file:
-        file.write(shard_header(count, shape))
+        file.write(pixels_row(shape).file_header(count))
         file.truncate(shard_nbytes(count, shape))
     entry = ShardEntry("train-00000.npy", shard_nbytes(count, shape), "0" * 64, count)
     index = write_index(out, "train", np.zeros(count, index_dtype(4)))
