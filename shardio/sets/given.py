@@ -270,8 +270,8 @@ def read_batches(path: Path, file: Any, columns: Sequence[str] | None = None) ->
 def read_group(path: Path, file: Any, group: int, columns: Sequence[str] | None, most_rows: int) -> Iterator[Any]:
     """Yields the rows of a row group in batches of 64 MiB, or of one row.
 
-    Raises SourceError before anything is unpacked if a page is larger than 512 MiB, or if the rows of the file, or the
-    lists of the row group, have far more values than the file has bytes.
+    Raises SourceError before anything is unpacked if a page is larger than 512 MiB and twice its column in the file, or
+    if the rows of the file, or the lists of the row group, have far more values than the file has bytes.
     """
     metadata, largest = file.metadata, 1
     check_unpacked(path, metadata.num_rows * _OBJECT_NBYTES)
@@ -281,8 +281,8 @@ def read_group(path: Path, file: Any, group: int, columns: Sequence[str] | None,
             if columns is not None and not any(f"{column.path}.".startswith(f"{name}.") for name in columns):
                 continue
             sizes, counts = zip((0, 0), *_pages(path, opened, chunk), strict=True)
-            if max(sizes) > _PAGE_NBYTES:
-                expected = f"row group {group}: expected pages of at most {_PAGE_NBYTES:,} bytes, found {max(sizes):,}"
+            if max(sizes) > (most := max(_PAGE_NBYTES, 2 * chunk.total_compressed_size)):
+                expected = f"row group {group}: expected pages of at most {most:,} bytes, found {max(sizes):,}"
                 raise SourceError(f"{path}: {expected} in {column.path!r}: write it with smaller pages or row groups")
             largest = max(largest, *sizes)
             if column.max_repetition_level:  # one row may have all values

@@ -133,3 +133,19 @@ def test_pages_of_parquet_say_what_they_unfold_to(tmp_path: Path, codec: str, ve
         assert len(sizes) >= 2
         assert 0 < chunk.total_uncompressed_size - sum(sizes) < 1000 * len(sizes)  # the headers, with statistics
         assert sum(counts) >= chunk.num_values
+
+
+def test_a_large_page_of_parquet_is_read_if_it_is_as_large_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(given, "_PAGE_NBYTES", 1000)
+    path = tmp_path / "a.parquet"
+    for values, is_refused in (([random.Random(0).randbytes(5000)], False), ([bytes(5000)], True)):
+        pq.write_table(pa.table({"image": values}), path, compression="zstd")
+        with given.open_parquet(path) as file:
+            if is_refused:
+                with pytest.raises(SourceError, match=r"a\.parquet.*smaller pages"):
+                    given.read_table(path, file, ["image"])
+            else:
+                assert given.read_table(path, file, ["image"])["image"].to_pylist() == values
