@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +19,14 @@ from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.names import PLAN_NAME, check_free
-from shardio.system.files import is_temporary, make_folder, remove_temporaries, sweep_temporaries, write_atomic
+from shardio.system.files import (
+    is_temporary,
+    make_folder,
+    remove_folder,
+    remove_temporaries,
+    sweep_temporaries,
+    write_atomic,
+)
 from shardio.system.opening import naming, open_file, read_untrusted
 
 _REMOVAL_TRIES = 10
@@ -106,7 +112,7 @@ def _claim(plan: Plan, run_file: Path) -> bool:
         return published(plan) is None
     except ConvertError:
         if began:
-            shutil.rmtree(work, ignore_errors=True)
+            remove_folder(work)
         raise
 
 
@@ -148,7 +154,7 @@ def leave(out: Path, *, all_done: bool) -> None:
     # A worker whose parent was killed may still put a file in while we remove the others.
     for _ in range(_REMOVAL_TRIES):
         with contextlib.suppress(OSError):  # the set is there, whatever remains beside it
-            shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)
+            remove_folder(out / WORK_FOLDER)
             if all_done:
                 remove_temporaries(out)
             else:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +35,7 @@ from shardio.format.manifest_file import load_manifest
 from shardio.sets.names import hinting_at_order, local_folder
 from shardio.sets.rows import crc32s_of, index_content
 from shardio.sets.verify import verify
-from shardio.system.files import fsync_folder, sweep_temporaries, write_atomic
+from shardio.system.files import fsync_folder, remove_folder, sweep_temporaries, write_atomic
 from shardio.system.opening import read_untrusted
 
 # Samples of a shard that came out different and are named one by one.
@@ -95,7 +94,7 @@ def repair(
             origin.prepare(lambda count: None)
         work.run(on_progress or (lambda done, total: None))
     finally:
-        shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
+        remove_folder(folder / WORK_FOLDER)
     if work.faults:
         faults = "; ".join(f"{file}: {fault}" for file, fault in work.faults.items())
         hint = ". Images were refused for their masks, too: give the masks by `--masks`" if lost["masks"] else ""
@@ -196,7 +195,7 @@ class _Repair:
         try:
             records = Engine(self.plan.options).run(tasks, report, folder / "run")
         finally:  # not by a TemporaryDirectory, which calls itself for ever where nothing can be opened
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
         crc32s_in = cache(self._published_crc32s)
         for task, record in zip(tasks, records, strict=True):
             made = {entry.file: entry for entry in record.files}

@@ -12,14 +12,13 @@ import ctypes
 import errno
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardio.errors import ConvertError, FormatError
 from shardio.sets.names import looks_like_a_set
-from shardio.system.files import AtomicFile, fsync_folder, is_abandoned, target_of, try_lock
+from shardio.system.files import AtomicFile, fsync_folder, is_abandoned, remove_folder, target_of, try_lock
 from shardio.system.opening import FolderHandle, open_untrusted
 
 # Linux: <linux/fs.h>, <fcntl.h>.
@@ -43,7 +42,7 @@ def temporary_folder(target: Path) -> Iterator[tuple[FolderHandle, AtomicFile]]:
             with FolderHandle(folder) as opened:
                 yield opened, lock
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
 
 
 def taken(target: Path) -> ConvertError:
@@ -144,7 +143,7 @@ def sweep_beside(target: Path) -> None:
         for lock in _locks(target.parent):
             with contextlib.suppress(OSError, FormatError), _alone_with(lock, os.O_RDWR, fcntl.LOCK_EX) as abandoned:
                 if abandoned:
-                    shutil.rmtree(folder_of(lock), ignore_errors=True)
+                    remove_folder(folder_of(lock))
                     lock.unlink(missing_ok=True)
 
 

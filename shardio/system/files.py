@@ -16,6 +16,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ from shardio.system.opening import (
     open_regular,
     open_untrusted,
 )
+from shardio.system.threads import DaemonThread
 
 _TEMPORARY_SUFFIX = ".tmp"
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}-[0-9a-f]{16}\.tmp", re.DOTALL)
@@ -71,6 +73,23 @@ def fsync_file(path: Path | FileAt) -> None:
 @functools.cache
 def _machine() -> str:
     return hashlib.sha256(os.fsencode(os.uname().nodename)).hexdigest()[:8]
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder and all that is in it, as far as that is possible.
+
+    In a thread, because shutil.rmtree may close a descriptor twice when a signal handler interrupts it. If this call is
+    interrupted twice, it does not wait for the thread.
+    """
+    remove = functools.partial(shutil.rmtree, folder, ignore_errors=True)
+    remover = DaemonThread(remove, "shardio-remove")
+    try:
+        with contextlib.suppress(RuntimeError):  # the limit of threads
+            remover.begin()
+        remover.wait()
+    finally:
+        remover.wait()
+        remove()  # if the thread was not started
 
 
 def make_folder(folder: Path) -> None:

@@ -30,6 +30,7 @@ from shardio.system.files import (
     fsync_folder,
     is_temporary,
     make_folder,
+    remove_folder,
     remove_temporaries,
     reserve,
     sweep_temporaries,
@@ -238,6 +239,22 @@ def test_the_names_of_folders_that_are_made_are_durable(
     assert synced == [str(folder.parent) for folder in folders[there:]]
     make_folder(folders[2])  # the process that made it may have been killed in between
     assert synced[-1] == str(folders[1])
+
+
+def test_an_interrupted_removal_of_a_folder_raises_the_interrupt_and_leaves_no_descriptor(tmp_path: Path) -> None:
+    before, old = num_descriptors(), signal.signal(signal.SIGALRM, signal.default_int_handler)
+    for number in range(1, 41):
+        (tmp_path / "a" / "b").mkdir(parents=True)
+        for name in range(100):
+            (tmp_path / "a" / str(name)).touch()
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, number * 1e-4)
+            remove_folder(tmp_path / "a")
+            time.sleep(0.02)
+        remove_folder(tmp_path / "a")  # the interrupt may have come before it began
+        assert not (tmp_path / "a").exists()
+    signal.signal(signal.SIGALRM, old)
+    assert num_descriptors() == before
 
 
 def test_a_folder_in_one_that_may_not_be_read_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
