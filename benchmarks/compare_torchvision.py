@@ -34,7 +34,7 @@ from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
 from shardio.augment.geometry import affine, perspective
-from shardio.augment.policies import _LEARNED, _SPACE, _TIMM
+from shardio.augment.policies import _LEARNED, _SPACE
 from shardio.augment.steps import Op, Sampling
 
 PEER = Path(__file__).with_name("compare_torchvision_peer.py")
@@ -219,14 +219,14 @@ def of_policies() -> Iterator[Case]:
 
 
 def of_timm() -> Iterator[Case]:
-    for number, name in enumerate(_TIMM):
+    for number, name in enumerate(TimmRandAugment.names):
         for level, sign in ((2, 0.8), (7, 0.2), (9, 0.8), (10, 0.2)):
             for increasing in (0, 1):
                 for reading, share in (("bilinear", 0.2), ("bicubic", 0.8)):
                     warps = name in ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
                     if reading == "bilinear" and not warps:
                         continue
-                    drawn = (middle_of(number, len(_TIMM)), 0.0, sign, share, 0.5)
+                    drawn = (middle_of(number, len(TimmRandAugment.names)), 0.0, sign, share, 0.5)
                     how = f"{', inc' if increasing else ''}{', ' + reading if warps else ''}"
                     yield Case(
                         f"{name} at {level}, sign {'-' if sign > 0.5 else '+'}{how}",
