@@ -89,7 +89,8 @@ def remove_folder(folder: Path) -> None:
         remover.wait()
     finally:
         remover.wait()
-        remove()  # if the thread was not started
+        if remover.ident is None:  # it was not started, and never will be
+            remove()
 
 
 def make_folder(folder: Path) -> None:
