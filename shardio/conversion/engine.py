@@ -197,7 +197,11 @@ def run_on_pool(
             begun = len(records) + len(running)
             room = pool.most_in_flight() - len(running) if begun < len(tasks) else 0
             for number in range(begun, min(begun + room, len(tasks))):
-                future = pool.submit(_work, tasks[number], number, terms_of(tasks[number]), threads)
+                try:
+                    future = pool.submit(_work, tasks[number], number, terms_of(tasks[number]), threads)
+                except BrokenExecutor as error:  # a worker was killed since the last look
+                    future = Future()
+                    future.set_exception(error.with_traceback(None))
                 running[future] = number
                 future.add_done_callback(finished.put)
             done: Future[ShardRecord] | None = None

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,25 @@ def test_a_pool_has_no_more_tasks_at_a_time_than_it_wants(image_tree: Path, out:
     assert [record.entry and record.entry.file for record in records] == [task.name for task in tasks]
     assert len(futures) == 6
     assert pool.waiting <= 2
+
+
+def test_a_task_that_a_broken_pool_does_not_take_is_done_alone(image_tree: Path, out: Path) -> None:
+    class Broken(Pool):
+        def submit(self, call: Any, /, *arguments: Any) -> Future[ShardRecord]:
+            if arguments[1] == 3:
+                raise BrokenProcessPool("a worker was killed")
+            return super().submit(call, *arguments)
+
+        def do_alone(self, task: ShardTask, number: int, terms: Terms) -> ShardRecord:
+            alone.append(number)
+            return super().submit(executors._work, task, number, terms, 1).result()
+
+    alone: list[int] = []
+    tasks = tasks_of(image_tree, out)
+    with ThreadPoolExecutor(1) as threads:
+        records = run_on_pool(tasks, Broken(threads), lambda *counts: None, out / ".convert" / "run", 1)
+    assert [record.entry and record.entry.file for record in records] == [task.name for task in tasks]
+    assert 3 in alone
 
 
 @pytest.mark.usefixtures("no_waiting")
