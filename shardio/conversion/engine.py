@@ -302,25 +302,25 @@ class _OwnPool(Pool):
     def do_alone(self, task: ShardTask, number: int, terms: Terms) -> ShardRecord:
         self._executor.shutdown()
         self._executor = _OwnProcesses(self._count)
-        places: list[int] = []
+        ends: list[tuple[int, int | None]] = []
         while True:
             with _OwnProcesses(1) as executor:
                 future = executor.submit(_work, task, number, terms, 1, True)
                 (process,) = executor._processes.values()
                 # Not by `result`, whose traceback would be part of a cycle that keeps pipes open.
-                if not isinstance(error := future.exception(), BrokenExecutor):
+                if not isinstance(future.exception(), BrokenExecutor):
                     return _result(future, task, terms.run_file)
-                process.join()
-            place = int(_read_counts(terms.run_file)[number, 0])
+            # The executor's thread has waited for the process.
+            place, code = end = int(_read_counts(terms.run_file)[number, 0]), process.exitcode
             # Without pixels, a task does not count one by one.
             is_at_image = task.fit is not None and place < len(task.sources)
-            if process.exitcode != -signal.SIGKILL or not is_at_image or len(places) > 2 * len(task.killed) + 3:
-                raise error
-            if places[-1:] == [place]:
+            if not is_at_image or len(ends) > 2 * len(task.killed) + 3:
+                raise BrokenExecutor(f"{task.name}: the process that made it alone ended with exit code {code}.")
+            if code == -signal.SIGKILL and ends[-1:] == [end]:
                 left = f"expected to decode it in the {memory_left() or 0:,} bytes of memory that are left"
                 found = f"{left}, found that the kernel kills a process that does nothing else, twice"
                 task = replace(task, killed={**task.killed, task.sources[place].key: found})
-            places.append(place)
+            ends.append(end)
 
 
 def end_with_parent() -> None:
