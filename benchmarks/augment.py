@@ -23,6 +23,7 @@ Its gather threads crop, resize and flip on the CPU; the GPU normalizes and cast
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -44,7 +45,6 @@ import shardio.augment
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, ToDtype, recipe
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
-from shardio.format.layout import sample_nbytes
 from shardio.loading.loader import ShardLoader
 from shardio.measure.limits import pinned_copies
 from shardio.reading.shardset import ShardSet, open_shards
@@ -258,7 +258,7 @@ def measure_device_loader(path: Path, shards: ShardSet, options: argparse.Namesp
     bare = "bare pinned copies"
     with ExitStack() as stack:
         ways: dict[str, Iterator[int]] = {
-            bare: pinned_copies(device, options.batch_size, sample_nbytes(shards.sample_shape))
+            bare: pinned_copies(device, options.batch_size, math.prod(shards.sample_shape))
         }
         for output, transform in {"no transform": None, **device_transforms(options.size)}.items():
             loader = ShardLoader(path, options.batch_size, transform=transform, device=device, rank=0, world_size=1)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from common import bytes_from_disk, describe_machine, leave_the_page_cache, ratios, spread
 
-from shardio.format.layout import sample_nbytes
 from shardio.loading.loader import ShardLoader
 from shardio.measure.limits import direct_reads, why_no_direct_reads
 from shardio.reading.shardset import open_shards
@@ -29,7 +28,7 @@ def plain_direct(path: Path, count: int, seed: int) -> int:
     with closing(direct_reads(shards, seed)) as steps:
         while done < count:
             done += next(steps)
-    return done * sample_nbytes(shards.sample_shape)
+    return done * shards.row_nbytes
 
 
 def engine(path: Path, io: str, batch_size: int, count: int, seed: int) -> int:

@@ -29,7 +29,6 @@ from cold import plain_direct
 from common import bytes_from_disk, describe_machine, generated_set, leave_the_page_cache, ratios, spread
 
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop
-from shardio.format.layout import sample_nbytes
 from shardio.format.manifest_file import load_manifest
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards
@@ -60,7 +59,7 @@ def measure(way: str, path: Path, seed: int, part: int, crop: int) -> None:
     """Prints what is measured of one way, as JSON."""
     waited, before, start = 0.0, bytes_from_disk(), time.perf_counter()
     if way == WAYS[0]:
-        count = plain_direct(path, part, seed) // sample_nbytes(open_shards(path).sample_shape)
+        count = plain_direct(path, part, seed) // open_shards(path).row_nbytes
     elif way == WAYS[3]:
         torch.manual_seed(seed)
         loader = torch.utils.data.DataLoader(Memmaps(path), BATCH_SIZE, shuffle=True, num_workers=2)
@@ -72,7 +71,7 @@ def measure(way: str, path: Path, seed: int, part: int, crop: int) -> None:
             count = sum(len(labels) for _, labels in ours)
             waited = ours.stats()["waited"]
     seconds = time.perf_counter() - start
-    nbytes = count * sample_nbytes(open_shards(path).sample_shape)
+    nbytes = count * open_shards(path).row_nbytes
     # RUSAGE_SELF would begin with what the process had that started this one.
     own = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     memory = [int(own.split()[1]) / 1e3, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3]

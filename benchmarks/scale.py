@@ -30,12 +30,12 @@ from shardio.format.layout import (
     key_field_nbytes,
     pixels_row,
     shard_name,
-    shard_nbytes,
 )
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest
 
 SHAPE = (64, 64, 3)
+ROW = pixels_row(SHAPE)
 KEY_NBYTES = key_field_nbytes(30)
 BATCH_SIZE = 256
 BATCHES = 39  # 10^4 samples give so many
@@ -49,8 +49,8 @@ def make_sparse_set(path: Path, num_samples: int, num_shards: int) -> None:
     shards = []
     for number in range(num_shards):
         count = bounds[number + 1] - bounds[number]
-        shards.append(ShardEntry(shard_name("train", number), shard_nbytes(count, SHAPE), UNKNOWN, count))
-        (path / shards[-1].file).write_bytes(pixels_row(SHAPE).file_header(count))
+        shards.append(ShardEntry(shard_name("train", number), ROW.file_nbytes(count), UNKNOWN, count, ROW))
+        (path / shards[-1].file).write_bytes(ROW.file_header(count))
         os.truncate(path / shards[-1].file, shards[-1].nbytes)
     file = path / index_name("train")
     file.write_bytes(index_header(num_samples, KEY_NBYTES))

@@ -31,7 +31,7 @@ import numpy as np
 from common import describe_machine, generated_set, leave_the_page_cache, ratios, spread
 
 from shardio import ShardLoader, open_shards
-from shardio.format.layout import HEADER_NBYTES, sample_nbytes
+from shardio.format.layout import HEADER_NBYTES
 from shardio.reading.choose import make_reader
 from shardio.system.machine import filesystem_kind
 
@@ -110,7 +110,7 @@ def mounted(source: Path, latency_ms: float) -> Iterator[tuple[Path, Path]]:
 def plain(path: Path, num_threads: int, seconds: float) -> float:
     """Returns samples per second."""
     shards = open_shards(path)
-    nbytes = sample_nbytes(shards.sample_shape)
+    nbytes = shards.row_nbytes
     files = [os.open(path / entry.file, os.O_RDONLY) for entry in shards.manifest.splits["train"].shards]
     for file in files:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)

@@ -25,7 +25,7 @@ from shardio.cache.meeting import GroupBrokenError, Meeting
 from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy, part_nbytes, part_of, remove_parts
 from shardio.errors import CacheError, FormatError, SpaceError
 from shardio.format.entries import FileEntry
-from shardio.format.layout import MANIFEST_NAME, SampleShape
+from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, read_manifest
 from shardio.format.opening import KnownFiles, open_checked, open_sound
@@ -140,7 +140,7 @@ class CopyFiller:
         missing = []
         for entry in self.files:
             try:
-                open_sound(folder / entry.file, entry, self.manifest.sample_shape, self._known).close()
+                open_sound(folder / entry.file, entry, self._known).close()
             except FormatError:
                 missing.append(entry)
         return missing
@@ -151,7 +151,7 @@ class CopyFiller:
         was_empty = not os.listdir(folder.fileno())
         todo = self._missing(folder)
         if todo:
-            self._links = link_from_others(folder, todo, self.manifest.sample_shape)
+            self._links = link_from_others(folder, todo)
         if self.verify:
             todo += self._remove_damaged(folder, [entry for entry in self.files if entry not in todo])
         if self.stop.is_set():
@@ -342,9 +342,7 @@ def take_names(cache: Path, status: os.stat_result, say: Callable[[str], object]
                 say(f"{path}: its sha256 is wrong: removed; `shardio stage` copies it from the source")
 
 
-def link_from_others(
-    folder: FolderHandle, entries: Sequence[FileEntry], sample_shape: SampleShape | None
-) -> dict[FileEntry, os.stat_result]:
+def link_from_others(folder: FolderHandle, entries: Sequence[FileEntry]) -> dict[FileEntry, os.stat_result]:
     """Hard links files of other complete copies into `folder`, a copy, as unfinished files, which are received, and not
     verified yet. Returns the lstat of each file that was linked.
 
@@ -370,17 +368,15 @@ def link_from_others(
                 have = {(entry.sha256, entry.nbytes): entry for entry in manifest.files}
                 for entry in left:
                     there = have.get((entry.sha256, entry.nbytes))
-                    if there and (status := _link(other / there.file, folder, entry, sample_shape)):
+                    if there and (status := _link(other / there.file, folder, entry)):
                         linked[entry] = status
     return linked
 
 
-def _link(
-    source: FileAt, folder: FolderHandle, entry: FileEntry, sample_shape: SampleShape | None
-) -> os.stat_result | None:
+def _link(source: FileAt, folder: FolderHandle, entry: FileEntry) -> os.stat_result | None:
     """Hard links `source` as an unfinished file of `folder`, and returns its lstat. Returns None if it is another
     user's, differs from `entry`, or cannot be linked."""
-    with contextlib.suppress(OSError, FormatError), open_checked(source, entry, sample_shape) as file:
+    with contextlib.suppress(OSError, FormatError), open_checked(source, entry) as file:
         status, (old, there), (new, here) = os.fstat(file.fileno()), at(source), at(part_of(folder, entry))
         if status.st_uid == os.geteuid():
             with contextlib.suppress(FileExistsError):

@@ -33,7 +33,6 @@ from shardio.changes.draft import (
 from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.format.entries import (
     ArrayEntry,
-    ArrayShard,
     Crc32Entry,
     FileEntry,
     IndexEntry,
@@ -81,7 +80,7 @@ class Parent:
         with contextlib.closing(FolderStorage(self.folder)) as storage:
             splits = {name: self._split(storage, name) for name in manifest.splits}
         rejects = () if manifest.rejects is None else (OldFile(self.folder, manifest.rejects),)
-        return Draft(manifest.sample_shape, manifest.classes, manifest.class_names, splits, rejects)
+        return Draft(manifest.sample_shape, manifest.pixels, manifest.classes, manifest.class_names, splits, rejects)
 
     def _split(self, storage: FolderStorage, name: str) -> SplitDraft:
         split = self.manifest.splits[name]
@@ -233,6 +232,7 @@ class _Maker:
             rejects=self._rejects(),
             provenance=provenance,
             class_names=draft.class_names,
+            pixels=draft.pixels,
         )
         remove_temporaries(self._folder)  # of clones that could neither be made nor discarded
         commit_manifest(self._folder, manifest)
@@ -255,9 +255,8 @@ class _Maker:
         kept = draft.stored.kept()
         shards = []
         for i, held in enumerate(kept.shards):
-            shard = held.entry
             file = array_shard_name(split, name, None if draft.row.is_small and len(kept.shards) == 1 else i)
-            shards.append(ArrayShard(file, shard.nbytes, shard.sha256, shard.num_samples, draft.row))
+            shards.append(replace(held.entry, file=file))
             self._keep(held, shards[-1])
         crc32 = Crc32Entry(array_crc32_name(split, name), 0, "")
         if kept.rows is None and len(draft.stored.crc32s) == 1:  # one file has the checksums of exactly these rows
@@ -269,7 +268,7 @@ class _Maker:
     def _keep(self, held: OldFile[FileEntry], entry: FileEntry) -> None:
         """Adds `entry`, with the bytes of `held`, to the new set: as a link or clone, or later as a copy."""
         path = self._folder / entry.file
-        with open_checked(held.path, held.entry, self._draft.sample_shape) as file:
+        with open_checked(held.path, held.entry) as file:
             if self._link(held, path):
                 if not is_same_file(file, path):
                     raise FormatError(f"{held.path}: another process has just replaced this file: try again")

@@ -21,6 +21,7 @@ from shardio.format.layout import (
     LABELS_NAME,
     MAX_ARRAYS,
     ArrayKind,
+    Pixels,
     RowType,
     SampleShape,
     array_shard_name,
@@ -176,6 +177,7 @@ class Draft:
     """The content of a set to be made."""
 
     sample_shape: SampleShape | None
+    pixels: Pixels
     classes: tuple[str, ...]
     class_names: tuple[str, ...]
     splits: Mapping[str, SplitDraft]

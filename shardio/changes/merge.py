@@ -15,7 +15,7 @@ import numpy as np
 from shardio.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target, open_parent
 from shardio.changes.draft import Draft, SplitDraft, concatenated
 from shardio.errors import ConvertError, check_choice
-from shardio.format.layout import HEADER_NBYTES, MAX_CLASSES, SampleShape, index_dtype, sample_nbytes
+from shardio.format.layout import HEADER_NBYTES, MAX_CLASSES, index_dtype, pixels_row
 from shardio.sets.given import show_key, some_keys
 from shardio.sets.storage import FolderStorage
 
@@ -30,6 +30,12 @@ def _plan(drafts: Sequence[Draft], names: Sequence[str], *, only_common: bool, s
     """Returns the draft of the merged set, or raises ConvertError. `names` are the names of the sets in errors."""
     first = drafts[0]
     for draft, name in zip(drafts, names, strict=True):
+        if draft.pixels != first.pixels:
+            raise ConvertError(
+                f"{name}: expected samples stored as {first.pixels}, as in {names[0]}, found samples stored as "
+                f"{draft.pixels}: convert one of the two sets again, with `--pixels {first.pixels}` or `--pixels "
+                f"{draft.pixels}`"
+            )
         if draft.sample_shape != first.sample_shape:
             raise ConvertError(
                 f"{name}: expected samples of {first.sample_shape or 'no pixels'}, as in {names[0]}, found samples of "
@@ -132,7 +138,7 @@ def _check_same_images(drafts: Sequence[Draft], names: Sequence[str]) -> None:
     """Raises ConvertError if a sample of one set has the pixels of a sample of another."""
     if (sample_shape := drafts[0].sample_shape) is None:
         return
-    samples = _Samples(drafts, sample_shape)
+    samples = _Samples(drafts, pixels_row(sample_shape, drafts[0].pixels).nbytes)
     pairs = sorted(islice(samples.same(), _MOST_COMPARED))
     if not pairs:
         return
@@ -150,10 +156,10 @@ def _check_same_images(drafts: Sequence[Draft], names: Sequence[str]) -> None:
 class _Samples:
     """All samples of several sets, numbered from 0 through all sets in order."""
 
-    def __init__(self, drafts: Sequence[Draft], sample_shape: SampleShape) -> None:
+    def __init__(self, drafts: Sequence[Draft], nbytes: int) -> None:
         self._splits = [(source, split) for source, draft in enumerate(drafts) for split in draft.splits.values()]
         self._starts = np.cumsum([0, *(len(split) for _, split in self._splits)])
-        self._nbytes = sample_nbytes(sample_shape)
+        self._nbytes = nbytes
         self._storages: dict[Path, FolderStorage] = {}
 
     def name(self, number: int) -> tuple[int, bytes]:

@@ -171,7 +171,7 @@ def _measure(
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
     def outcome(source: Source) -> tuple[str, int]:
-        pixels = np.empty(task.sample_shape or 0, np.uint8)
+        pixels = np.empty(0 if task.pixels_row is None else task.pixels_row.shape, np.uint8)
         result = prepare(task, (source, pixels))
         if isinstance(result, Reject):
             return result.reason, 0

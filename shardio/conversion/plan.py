@@ -25,13 +25,11 @@ from shardio.format.layout import (
     CRC32_ROW,
     LABELS_NAME,
     WORK_FOLDER,
-    SampleShape,
+    RowType,
     array_shard_name,
     index_nbytes,
     key_field_nbytes,
-    sample_nbytes,
     shard_name,
-    shard_nbytes,
 )
 from shardio.format.manifest_file import check_names_fit
 from shardio.format.parse import first_repeated
@@ -75,8 +73,9 @@ class ShardTask:
         return self.sources[0].indexed is not None
 
     @property
-    def sample_shape(self) -> SampleShape | None:
-        return None if self.fit is None else (*self.fit.size, 3)
+    def pixels_row(self) -> RowType | None:
+        """The type of a stored sample's pixels; None if samples have no pixels."""
+        return None if self.fit is None else self.fit.row
 
     @property
     def name(self) -> str:
@@ -99,9 +98,8 @@ class ShardTask:
     @property
     def nbytes(self) -> int:
         """Size of the task's files in bytes if no source is refused."""
-        count, shape = len(self.sources), self.sample_shape
-        pixels = 0 if shape is None else shard_nbytes(count, shape)
-        return pixels + sum(spec.row.file_nbytes(count) for spec in self.arrays if not spec.row.is_small)
+        rows = [spec.row for spec in self.arrays if not spec.row.is_small]
+        return sum(row.file_nbytes(len(self.sources)) for row in (*rows, self.pixels_row) if row is not None)
 
 
 @dataclass(frozen=True)
@@ -170,10 +168,9 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
     check_splits(collection.splits, stored)
     collection = replace(collection, origin=replace(collection.origin, spool=out / WORK_FOLDER))
     tasks: list[ShardTask] = []
-    shape = options.sample_shape
-    fit = None if shape is None else Fit.of(options)
-    rows = [spec.row.nbytes for spec in specs] if shape is None else [sample_nbytes(shape)]
-    most = min(MAX_SAMPLES, samples_per_shard(options.shard_size, max(rows)))
+    fit = None if options.size is None else Fit.of(options)
+    rows = [spec.row for spec in specs] if fit is None else [fit.row]
+    most = min(MAX_SAMPLES, samples_per_shard(options.shard_size, max(row.nbytes for row in rows)))
     for split, sources in collection.splits.items():
         ordered = order_sources(sources, options)
         mine = (*specs, *label_array(ordered[0].label))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from shardio.conversion.plan import Plan, ShardTask
 from shardio.conversion.sources.collection import digest
 from shardio.errors import FormatError
-from shardio.format.entries import ArrayShard, FileEntry, RejectsEntry, ShardEntry
+from shardio.format.entries import FileEntry, RejectsEntry, ShardEntry
 from shardio.format.layout import CRC32_ROW, REJECTS_NAME, WORK_FOLDER, index_dtype
 from shardio.system.files import write_all, write_atomic
 from shardio.system.opening import naming, open_untrusted, read_untrusted
@@ -59,7 +59,7 @@ class MendedSource:
 class ArrayPart:
     """An array's values for the samples of one shard."""
 
-    entry: ArrayShard | None
+    entry: ShardEntry | None
     """The finished file with the values; None for a small array, which gets one file when the set is published."""
     numbers: NDArray[Any]
     """The values of a small array; for other arrays the crc32 of each value."""
@@ -154,7 +154,7 @@ def written_since(tasks: Sequence[ShardTask]) -> list[ShardTask]:
 def save_record(task: ShardTask, record: ShardRecord) -> None:
     """Writes the record of a task, with a checksum, as its labels and crc32s are published without another check."""
     fields = {
-        "entry": record.entry and asdict(record.entry),
+        "entry": record.entry and record.entry.content(),
         "rows": base64.b64encode(record.rows.tobytes()).decode("ascii"),
         "rejects": [[r.split, os.fsdecode(r.key), r.reason, r.detail] for r in record.rejects],
         "mended": [[m.split, os.fsdecode(m.key), m.warning] for m in record.mended],
@@ -191,11 +191,12 @@ def load_record(task: ShardTask) -> ShardRecord | None:
         fields = json.loads(read_untrusted(_record_path(task)))
         if fields.pop("sha256") != _checksum(fields):
             return None
-        entry = fields["entry"] and ShardEntry(**fields["entry"])
+        row = task.pixels_row
+        entry = None if row is None or not fields["entry"] else ShardEntry(**fields["entry"], row=row)
         arrays = {}
         for spec in task.arrays if fields["arrays"] else ():
             content, numbers = fields["arrays"][spec.name]
-            file = content and ArrayShard(**content, row=spec.row)
+            file = content and ShardEntry(**content, row=spec.row)
             row = spec.row if spec.row.is_small else CRC32_ROW
             found = np.frombuffer(base64.b64decode(numbers), row.dtype).reshape(-1, *row.shape)
             arrays[spec.name] = ArrayPart(file, found)

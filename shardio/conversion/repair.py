@@ -28,7 +28,7 @@ from shardio.conversion.plan import Plan, ShardTask, difference, library_version
 from shardio.conversion.records import ShardRecord, joined_arrays
 from shardio.conversion.sources.collection import Collection
 from shardio.errors import ConvertError, SourceError
-from shardio.format.entries import ArrayShard, Crc32Entry, FileEntry
+from shardio.format.entries import Crc32Entry, FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
@@ -257,9 +257,9 @@ class _Repair:
                 numbers = crc32s_of(numbers)
             self._replace_rows(array.crc32, numbers)
 
-    def _replace_rows(self, entry: ArrayShard | Crc32Entry, rows: NDArray[Any]) -> None:
+    def _replace_rows(self, entry: ShardEntry | Crc32Entry, rows: NDArray[Any]) -> None:
         if entry.file in self.damaged:
-            self._replace(entry, (entry.header(None), rows.astype(entry.dtype).tobytes()))
+            self._replace(entry, (entry.header(), rows.astype(entry.dtype).tobytes()))
 
     def _published_rows(self, split: str) -> NDArray[np.void]:
         """Returns the rows of a split's published index, which must not be damaged."""

@@ -35,7 +35,7 @@ from shardio.conversion.records import (
 from shardio.conversion.sources.collection import DatasetItem, Source, digest
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter
 from shardio.errors import DecodeError
-from shardio.format.entries import ArrayShard
+from shardio.format.entries import ShardEntry
 from shardio.format.layout import crc32
 from shardio.sets.levels import sum_levels
 from shardio.sets.rows import RowsFile, crc32s_of
@@ -156,7 +156,7 @@ class _PartWriter:
     def finish(self) -> ArrayPart:
         entry = None
         if self._file is not None:
-            entry = ArrayShard(*self._file.seal(), self._file.row)
+            entry = ShardEntry(*self._file.seal(), self._file.row)
             if self._task.publishes(entry):
                 self._file.commit()
         return ArrayPart(entry, np.concatenate(self._numbers))
@@ -220,10 +220,10 @@ def do_task(task: ShardTask, report: Report, threads: int = 1) -> ShardRecord:
 def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
     rejects: list[Reject] = []
     mended: list[MendedSource] = []
-    count, shape = len(task.sources), task.sample_shape
-    level_sums = np.zeros((4, shape[2] if shape else 0), np.int64)
+    count, row = len(task.sources), task.pixels_row
+    level_sums = np.zeros((4, 3 if row else 0), np.int64)
     with contextlib.ExitStack() as stack:
-        shard = stack.enter_context(ShardFileWriter(task.out / task.name, shape, count)) if shape else None
+        shard = stack.enter_context(ShardFileWriter(task.out / task.name, row, count)) if row else None
         writers = {spec.name: _PartWriter(task, spec, count, stack) for spec in task.arrays}
         check_unpublished(task)
         rows = IndexRows()
@@ -231,17 +231,17 @@ def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
         for block, results in stack.enter_context(contextlib.closing(_prepare_blocks(task, shard, threads))):
             kept, values, before = [], [], len(rows) + len(rejects)
             num_rejects = len(rejects)
-            for row, result in enumerate(results):
+            for place, result in enumerate(results):
                 if isinstance(result, Reject):
                     rejects.append(result)
                     note_refused(task, result)
                 else:
                     key, label, source_size, crc, warning, arrays = result
                     rows.append(label=label, key=key, source_size=source_size, crc32=crc)
-                    kept.append(row)
+                    kept.append(place)
                     values.append(arrays)
-                    if shard is not None and before + row in task.measured:
-                        level_sums += sum_levels(block[row])
+                    if shard is not None and before + place in task.measured:
+                        level_sums += sum_levels(block[place])
                     if warning:
                         mended.append(MendedSource(task.split, key, warning))
                 if shard is not None:

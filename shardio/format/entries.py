@@ -20,10 +20,8 @@ from shardio.format.layout import (
     ORDER_ROW,
     ArrayKind,
     RowType,
-    SampleShape,
     index_dtype,
     index_header,
-    pixels_row,
 )
 
 
@@ -35,11 +33,8 @@ class FileEntry:
     nbytes: int
     sha256: str
 
-    def header(self, sample_shape: SampleShape | None) -> bytes:
-        """Returns the bytes that the file must start with; b"" if it may start with any bytes.
-
-        `sample_shape` is the shape of the set's pixels, or None in a set without pixels.
-        """
+    def header(self) -> bytes:
+        """Returns the bytes that the file must start with; b"" if it may start with any bytes."""
         return b""
 
     def content(self) -> dict[str, Any]:
@@ -48,29 +43,21 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class ShardEntry(FileEntry):
+    """A file with a row of the type `row` for each of `num_samples` samples: its pixels, or its value of an array."""
+
     num_samples: int
-
-    def header(self, sample_shape: SampleShape | None) -> bytes:
-        assert sample_shape is not None  # which the manifest checks
-        return pixels_row(sample_shape).file_header(self.num_samples)
-
-
-@dataclass(frozen=True)
-class ArrayShard(ShardEntry):
-    """A file of an array, with the values of `num_samples` samples."""
-
     row: RowType
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the numbers of which a value consists."""
+        """The dtype of the numbers of which a row consists."""
         return np.dtype(self.row.dtype)
 
-    def header(self, sample_shape: SampleShape | None) -> bytes:
+    def header(self) -> bytes:
         return self.row.file_header(self.num_samples)
 
     def content(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "row"}  # the array has it
+        return {name: value for name, value in vars(self).items() if name != "row"}  # the set or the array has it
 
 
 @dataclass(frozen=True)
@@ -91,7 +78,7 @@ class RowsEntry(TableEntry):
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(self.row.dtype)
 
-    def header(self, sample_shape: SampleShape | None) -> bytes:
+    def header(self) -> bytes:
         return self.row.file_header(self.num_rows)
 
     @property
@@ -123,7 +110,7 @@ class IndexEntry(TableEntry):
     def dtype(self) -> np.dtype[np.void]:
         return index_dtype(self.key_nbytes, has_label=self.has_label)
 
-    def header(self, sample_shape: SampleShape | None) -> bytes:
+    def header(self) -> bytes:
         num_rows = (self.nbytes - HEADER_NBYTES) // self.dtype.itemsize
         return index_header(num_rows, self.key_nbytes, has_label=self.has_label)
 
@@ -146,7 +133,7 @@ class ArrayEntry:
 
     kind: ArrayKind
     row: RowType
-    shards: tuple[ArrayShard, ...]
+    shards: tuple[ShardEntry, ...]
     crc32: Crc32Entry
     order: int | None = None
     """The position of the array's order among the split's `orders`; None if sample i is in stored row i."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -19,7 +19,6 @@ from shardio.errors import FormatError, show
 from shardio.format import parse
 from shardio.format.entries import (
     ArrayEntry,
-    ArrayShard,
     Crc32Entry,
     FileEntry,
     IndexEntry,
@@ -38,13 +37,14 @@ from shardio.format.layout import (
     MAX_KEY_NBYTES,
     MAX_SIDE,
     ORDER_ROW,
+    Pixels,
     RowType,
     SampleShape,
     check_array_name,
     check_kind,
     check_sample_shape,
     index_nbytes,
-    shard_nbytes,
+    pixels_row,
 )
 
 
@@ -61,10 +61,12 @@ class Manifest:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     """Readable names of the classes, in their order; empty if the set has none. Two classes may have the same name."""
+    pixels: Pixels = "rgb"
 
     def __post_init__(self) -> None:
         if self.sample_shape is not None:
             check_sample_shape(self.sample_shape)
+        _ = parse.checked("pixels", lambda: self.pixels_row)
         if not self.splits:
             raise FormatError("splits: expected at least one split, found none")
         if (repeated := parse.first_repeated(self.classes)) is not None:
@@ -84,6 +86,11 @@ class Manifest:
         for name, split in self.splits.items():
             self._check_split(name, split)
 
+    @cached_property
+    def pixels_row(self) -> RowType | None:
+        """The type of a row of the shards of pixels; None if the set has no pixels."""
+        return None if self.sample_shape is None else pixels_row(self.sample_shape, self.pixels)
+
     @property
     def num_rejects(self) -> int:
         return 0 if self.rejects is None else self.rejects.num_rejects
@@ -95,10 +102,10 @@ class Manifest:
         return [*rejects, *chain.from_iterable(split.files for split in self.splits.values())]
 
     def _check_split(self, name: str, split: SplitEntry) -> None:
-        if self.sample_shape is None:
+        if self.pixels_row is None:
             _check_no_pixels(f"splits.{name}", split)
         else:
-            _check_pixels(f"splits.{name}", split, self.sample_shape)
+            _check_pixels(f"splits.{name}", split, self.pixels_row)
         index = split.index
         expected = index_nbytes(split.num_samples, index.key_nbytes, has_label=index.has_label)
         _check_nbytes(f"splits.{name}", index, expected)
@@ -153,6 +160,8 @@ class Manifest:
             content["rejects"] = self.rejects.content()
         if self.class_names:
             content["class_names"] = list(self.class_names)
+        if self.pixels != "rgb":
+            content["pixels"] = self.pixels
         return content
 
     def dumps(self) -> bytes:
@@ -166,7 +175,7 @@ class Manifest:
         return sum(entry.nbytes for entry in self.files)
 
 
-def _check_pixels(where: str, split: SplitEntry, sample_shape: SampleShape) -> None:
+def _check_pixels(where: str, split: SplitEntry, row: RowType) -> None:
     if split.order is None and split.num_rows != split.num_samples:
         raise FormatError(
             f"{where}.num_samples: expected {split.num_rows}, as many as in the shards, found {split.num_samples}"
@@ -174,7 +183,7 @@ def _check_pixels(where: str, split: SplitEntry, sample_shape: SampleShape) -> N
     if not split.shards:
         raise FormatError(f"{where}.shards: expected at least one shard, found none")
     for shard in split.shards:
-        _check_nbytes(where, shard, shard_nbytes(shard.num_samples, sample_shape))
+        _check_nbytes(where, shard, row.file_nbytes(shard.num_samples))
 
 
 def _check_no_pixels(where: str, split: SplitEntry) -> None:
@@ -211,10 +220,14 @@ def _file(value: object, where: str, more: Set[str] = frozenset(), optional: Set
     }
 
 
-def _shard(value: object, where: str) -> ShardEntry:
-    fields = _file(value, where, {"num_samples"})
-    parse.count(fields["num_samples"], f"{where}.num_samples", minimum=1)
-    return ShardEntry(**fields)
+def _shards(values: Sequence[object], where: str, row: RowType) -> tuple[ShardEntry, ...]:
+    """Returns the entries of shards with rows of the type `row`."""
+    shards = []
+    for i, value in enumerate(values):
+        fields = _file(value, f"{where}[{i}]", {"num_samples"})
+        parse.count(fields["num_samples"], f"{where}[{i}].num_samples", minimum=1)
+        shards.append(ShardEntry(**fields, row=row))
+    return tuple(shards)
 
 
 def _index(value: object, where: str) -> IndexEntry:
@@ -228,7 +241,8 @@ def _index(value: object, where: str) -> IndexEntry:
     return IndexEntry(**fields, has_label=has_label)
 
 
-def _split(value: object, where: str) -> SplitEntry:
+def _split(value: object, where: str, row: RowType) -> SplitEntry:
+    """Returns a split's entry. `row` is the type of the pixels' rows; any type if there are no pixels."""
     optional = {"orders", "order", "arrays", "squashed"}
     fields = parse.fields(value, where, {"num_samples", "index", "shards"}, optional)
     shards = parse.sequence(fields["shards"], f"{where}.shards")
@@ -239,7 +253,7 @@ def _split(value: object, where: str) -> SplitEntry:
     return SplitEntry(
         num_samples=parse.count(fields["num_samples"], f"{where}.num_samples", minimum=1),
         index=_index(fields["index"], f"{where}.index"),
-        shards=tuple(_shard(shard, f"{where}.shards[{i}]") for i, shard in enumerate(shards)),
+        shards=_shards(shards, f"{where}.shards", row),
         orders=tuple(OrderEntry(**_file(order, f"{where}.orders[{i}]")) for i, order in enumerate(orders)),
         order=_order_number(fields, where),
         arrays={name: _array(array, f"{where}.arrays.{name}") for name, array in arrays.items()},
@@ -259,9 +273,7 @@ def _array(value: object, where: str) -> ArrayEntry:
     return ArrayEntry(
         kind=fields["kind"],  # checked by the manifest, which knows the samples' shape
         row=row,
-        shards=tuple(
-            ArrayShard(**vars(_shard(shard, f"{where}.shards[{i}]")), row=row) for i, shard in enumerate(shards)
-        ),
+        shards=_shards(shards, f"{where}.shards", row),
         crc32=Crc32Entry(**_file(fields["crc32"], f"{where}.crc32")),
         order=_order_number(fields, where),
     )
@@ -295,18 +307,21 @@ def parse_manifest(data: bytes) -> Manifest:
         way_out = "convert the sources of an older set again; a newer set needs a newer shardio"
         raise parse.fault("format_version", f"{FORMAT_VERSION} ({way_out})", version)
     parse.fields(document, "manifest", _KEYS, optional={"class_names", "rejects", "pixels"})
-    if "pixels" in document:
-        raise parse.fault("pixels", "no key `pixels`, which needs a newer shardio", document["pixels"])
     splits = parse.mapping(document["splits"], "splits")
     names = parse.filled(document["class_names"], "class_names") if "class_names" in document else []
     parse.anything(parse.mapping(document["provenance"], "provenance"), "provenance")
+    shape, pixels = _sample_shape(document["sample_shape"], "sample_shape"), document.get("pixels", "rgb")
+    if "pixels" in document:
+        raise parse.fault("pixels", "no key `pixels`, which needs a newer shardio", pixels)
+    row = parse.checked("pixels", pixels_row, shape or (1, 1, 1), pixels)
     manifest = Manifest(
-        sample_shape=_sample_shape(document["sample_shape"], "sample_shape"),
+        sample_shape=shape,
         classes=parse.strings(document["classes"], "classes"),
-        splits={parse.name(name, "splits"): _split(split, f"splits.{name}") for name, split in splits.items()},
+        splits={parse.name(name, "splits"): _split(split, f"splits.{name}", row) for name, split in splits.items()},
         rejects=_rejects(document["rejects"], "rejects") if "rejects" in document else None,
         provenance=document["provenance"],
         class_names=parse.strings(names, "class_names"),
+        pixels=pixels,
     )
     if document["digest"] != manifest.digest:
         raise parse.fault("digest", f"{manifest.digest} (computed from the content)", document["digest"])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from shardio.errors import FormatError
 from shardio.format.entries import FileEntry, TableEntry
-from shardio.format.layout import SampleShape
 from shardio.system.opening import FileAt, OpenFile, naming, open_regular
 from shardio.system.pour import TRANSIENT, Attempts, pour, reading_failed
 
@@ -43,13 +42,10 @@ def wrong_size(path: object, entry: FileEntry, nbytes: int) -> FormatError:
     )
 
 
-def open_checked(path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape | None) -> OpenFile:
-    """Opens a file of a set, and compares its size and its header with its entry.
-
-    Raises FormatError if either differs. `sample_shape` is None in a set without pixels.
-    """
+def open_checked(path: str | Path | FileAt, entry: FileEntry) -> OpenFile:
+    """Opens a file of a set. Raises FormatError if its size or its header differs from its entry."""
     file = open_sized(path, entry)
-    header = entry.header(sample_shape)
+    header = entry.header()
     try:
         check_header(path, header, os.pread(file.fileno(), len(header), 0))
     except BaseException:
@@ -68,15 +64,13 @@ def check_header(path: str | Path | FileAt, header: bytes, found: bytes) -> None
         )
 
 
-def open_sound(
-    path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape | None, known: KnownFiles | None = None
-) -> OpenFile:
+def open_sound(path: str | Path | FileAt, entry: FileEntry, known: KnownFiles | None = None) -> OpenFile:
     """Opens a file by `open_checked`. Of indexes, orders and checksums, also checks the sha256.
 
     Raises FormatError if it is wrong, OSError if bytes cannot be read after several attempts. A file in `known` is
     hashed only if its state differs, whatever it holds: it may be another set's. `known` then gets its new state.
     """
-    file = open_checked(path, entry, sample_shape)
+    file = open_checked(path, entry)
     known = {} if known is None else known
     try:
         with naming(path):

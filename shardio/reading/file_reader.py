@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from shardio.format.entries import ArrayShard, FileEntry, ShardEntry
+from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.opening import check_not_cut
 from shardio.kernels import rowread
@@ -55,8 +55,7 @@ def _open(
     entry = entries[name]
     file = layout.open_file(entry, next(iter(folders), None))
     # Labels, orders and small arrays are few bytes, and read again in every epoch: through the page cache.
-    is_small = isinstance(entry, ArrayShard) and entry.row.is_small
-    if direct and isinstance(entry, ShardEntry) and not is_small:
+    if direct and isinstance(entry, ShardEntry) and not entry.row.is_small:
         with naming(layout.path_of(entry)):
             set_direct(file.fileno())
     elif hasattr(os, "posix_fadvise"):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, ShardioError
 from shardio.format.entries import ArrayEntry, FileEntry, ShardEntry
-from shardio.format.layout import HEADER_NBYTES, RowType, SampleShape, sample_nbytes
+from shardio.format.layout import HEADER_NBYTES, RowType, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
 from shardio.format.opening import KnownFiles, open_sound
@@ -71,7 +71,7 @@ class SplitLayout:
         content, count = self.content, [self.content.num_samples]
         self.index_table = StoredTable("index row", [content.index], count, content.index.dtype.itemsize)
         self.orders = tuple(StoredTable("stored row", [order], count, order.row.nbytes) for order in content.orders)
-        nbytes = 0 if manifest.sample_shape is None else sample_nbytes(manifest.sample_shape)
+        nbytes = 0 if manifest.pixels_row is None else manifest.pixels_row.nbytes
         self.pixels = self._table("", content.shards, nbytes, content.order)
         self.arrays = {
             name: self._table(name, array.shards, array.row.nbytes, array.order)
@@ -120,7 +120,8 @@ class SplitLayout:
     @property
     def row_nbytes(self) -> int:
         """The bytes of one sample's pixels. Raises ShardioError if the set has no pixels."""
-        return sample_nbytes(self.sample_shape)
+        _ = self.sample_shape  # raises if there are no pixels
+        return self.pixels.row_nbytes
 
     def path_of(self, entry: FileEntry) -> str:
         """Returns the absolute path of one of the set's files. (A string: there may be thousands, and a Path costs as
@@ -133,12 +134,11 @@ class SplitLayout:
 
         The file is that of the open `folder`, wherever its path leads now, or else the file at the path.
         """
-        shape = self.manifest.sample_shape
         if folder is not None:
             with contextlib.suppress(FormatError, OSError):  # the folder was emptied, or made anew on its server
-                return open_sound(folder / entry.file, entry, shape, self._known)
+                return open_sound(folder / entry.file, entry, self._known)
             del folder  # or a caller that keeps an error would keep the folder open
-        return open_sound(self.path_of(entry), entry, shape, self._known)
+        return open_sound(self.path_of(entry), entry, self._known)
 
     def check_indices(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns `indices` as int64. Raises ValueError unless they are one-dimensional integers, and IndexError if a

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
-from shardio.format.entries import ArrayEntry, ArrayShard, FileEntry, IndexEntry, RowsEntry, SplitEntry
+from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, RowsEntry, ShardEntry, SplitEntry
 from shardio.format.layout import HEADER_NBYTES, has_label
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
@@ -93,10 +93,10 @@ def _read_values(storage: Storage, split: SplitEntry, array: ArrayEntry) -> NDAr
     return values.take(order)
 
 
-def read_rows(storage: Storage, entry: IndexEntry | RowsEntry | ArrayShard) -> NDArray[Any]:
+def read_rows(storage: Storage, entry: IndexEntry | RowsEntry | ShardEntry) -> NDArray[Any]:
     """Returns the rows of a file, with unchecked values. Raises FormatError if it differs from the manifest."""
     data = read_checked(storage, entry)
-    check_header(storage.path_of(entry), entry.header(None), data[:HEADER_NBYTES].tobytes())
+    check_header(storage.path_of(entry), entry.header(), data[:HEADER_NBYTES].tobytes())
     return data[HEADER_NBYTES:].view(entry.dtype)
 
 

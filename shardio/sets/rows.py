@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, IndexEntry, OrderEntry, RowsEntry
+from shardio.format.entries import ArrayEntry, Crc32Entry, IndexEntry, OrderEntry, RowsEntry, ShardEntry
 from shardio.format.layout import (
     HEADER_NBYTES,
     MAX_COUNT,
@@ -101,7 +101,7 @@ class ArrayWriter:
         nbytes = self.shard_nbytes - HEADER_NBYTES
         self._most = MAX_COUNT if self.row.is_small else max(1, nbytes // self.row.nbytes)
         self._file: RowsFile | None = None
-        self._shards: list[ArrayShard] = []
+        self._shards: list[ShardEntry] = []
         self._crc32s: list[int] = []
         self._finished = False
 
@@ -132,7 +132,7 @@ class ArrayWriter:
         file, self._file = self._file, None
         if file is not None:
             with file:
-                self._shards.append(ArrayShard(*file.seal(), self.row))
+                self._shards.append(ShardEntry(*file.seal(), self.row))
                 file.commit()
 
     def finish(self) -> ArrayEntry:

@@ -35,7 +35,7 @@ from shardio.format.entries import (
     SplitEntry,
     TableEntry,
 )
-from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME, RowType, SampleShape, crc32, pixels_row
+from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME, RowType, crc32
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import open_checked
@@ -158,7 +158,7 @@ class _Verifier:
         checks: list[Callable[[], Problem | None]] = [] if rejects is None else [partial(self.check_file, rejects)]
         every: list[_Values] = []
         for split in self.manifest.splits.values():
-            every += _values_of(split, self.manifest.sample_shape)
+            every += _values_of(split)
             num_classes = len(self.manifest.classes) if split.index.has_label else 0
             checks.append(partial(self.check_numbers, split.index, num_classes or None, "a label"))
             checks += [partial(self.check_order, split, number) for number in range(len(split.orders))]
@@ -211,7 +211,7 @@ class _Verifier:
 
     def check_order(self, split: SplitEntry, number: int) -> Problem | None:
         """Checks an order's file, and that its numbers are stored rows of the pixels and arrays that use the order."""
-        values = _values_of(split, self.manifest.sample_shape)
+        values = _values_of(split)
         stored = {each.name or "pixels": each.stored.num_rows for each in values if each.stored.order == number}
         what, fewest = min(stored.items(), key=lambda item: item[1])
         return self.check_numbers(split.orders[number], fewest, f"a stored row of the {what}")
@@ -260,7 +260,7 @@ class _Verifier:
         """
         path = self.folder / shard.file
         try:
-            opened = open_checked(path, shard, self.manifest.sample_shape)
+            opened = open_checked(path, shard)
         except (FormatError, OSError) as error:
             return _problem(path, error)
         with io.BufferedReader(opened) as file:
@@ -288,7 +288,7 @@ class _Verifier:
         """
         path = self.folder / entry.file
         try:
-            with open_checked(path, entry, self.manifest.sample_shape) as file:
+            with open_checked(path, entry) as file:
                 if self.quick and not isinstance(entry, TableEntry):
                     return None
                 progress = None if self.quick else self.progress
@@ -315,9 +315,9 @@ class _Values:
         return self.stored.crc32 if isinstance(self.stored, ArrayEntry) else None
 
 
-def _values_of(split: SplitEntry, sample_shape: SampleShape | None) -> list[_Values]:
+def _values_of(split: SplitEntry) -> list[_Values]:
     """Returns the values of the split's pixels, if it has any, and of its arrays, sorted by name."""
-    pixels = [] if sample_shape is None else [_Values(split, "", split, pixels_row(sample_shape))]
+    pixels = [_Values(split, "", split, split.shards[0].row)] if split.shards else []
     return [*pixels, *(_Values(split, name, array, array.row) for name, array in sorted(split.arrays.items()))]
 
 

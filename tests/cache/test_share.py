@@ -194,7 +194,7 @@ def test_another_users_copy_or_file_an_unfinished_one_and_one_that_is_evicted_gi
 
     def link() -> int:
         with FolderHandle(cache / digest) as folder:
-            return len(filling.link_from_others(folder, entries, SHAPE))
+            return len(filling.link_from_others(folder, entries))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: os.getuid() + 1)

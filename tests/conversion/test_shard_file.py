@@ -25,6 +25,7 @@ from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.conversion.writing.shard_file import BLOCK_NBYTES, ShardFileWriter
 from shardio.errors import ConvertError
 from shardio.format.entries import ShardEntry
+from shardio.format.layout import pixels_row
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
@@ -46,7 +47,7 @@ def expected_shard(num_samples: int) -> bytes:
 
 
 def write_shard(path: Path, num_samples: int, reserve_samples: int = 0) -> ShardEntry:
-    with ShardFileWriter(path, SHAPE, reserve_samples) as shard:
+    with ShardFileWriter(path, pixels_row(SHAPE), reserve_samples) as shard:
         for i in range(num_samples):
             shard.append(sample_pixels(i, SHAPE))
         return shard.finish()
@@ -55,7 +56,7 @@ def write_shard(path: Path, num_samples: int, reserve_samples: int = 0) -> Shard
 def check_shard(path: Path, entry: ShardEntry, num_samples: int) -> None:
     data = path.read_bytes()
     assert data == expected_shard(num_samples)
-    assert entry == ShardEntry(path.name, len(data), hashlib.sha256(data).hexdigest(), num_samples)
+    assert entry == ShardEntry(path.name, len(data), hashlib.sha256(data).hexdigest(), num_samples, pixels_row(SHAPE))
 
 
 # --- one shard -------------------------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ def test_pixels_of_any_layout_are_copied_in(
     tmp_path: Path, layout: Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
 ) -> None:
     path = tmp_path / "x.npy"
-    with ShardFileWriter(path, SHAPE) as shard:
+    with ShardFileWriter(path, pixels_row(SHAPE)) as shard:
         for i in range(4):
             pixels = layout(sample_pixels(i, SHAPE))
             assert shard.append(pixels) == zlib.crc32(sample_pixels(i, SHAPE).tobytes())
@@ -126,7 +127,7 @@ def test_a_bad_sample_shape_is_refused_before_a_file_is_made(tmp_path: Path, sha
 def test_a_shard_without_samples_is_refused(tmp_path: Path) -> None:
     for reserve_samples in (0, 3):
         with (
-            ShardFileWriter(tmp_path / "x.npy", SHAPE, reserve_samples) as shard,
+            ShardFileWriter(tmp_path / "x.npy", pixels_row(SHAPE), reserve_samples) as shard,
             pytest.raises(ValueError, match=r"x\.npy: a shard needs at least one sample"),
         ):
             shard.finish()
@@ -210,7 +211,7 @@ def test_leaving_waits_for_a_sync_that_is_under_way(tmp_path: Path, monkeypatch:
         ended.set()
 
     def fail_halfway() -> None:
-        with ShardFileWriter(tmp_path / "x.npy", SHAPE) as shard:
+        with ShardFileWriter(tmp_path / "x.npy", pixels_row(SHAPE)) as shard:
             for i in range(5):
                 shard.append(sample_pixels(i, SHAPE))
             assert begun.wait(60)
@@ -237,7 +238,7 @@ def page_sample(i: int) -> NDArray[np.uint8]:
 
 def write_blocks(path: Path, shape: tuple[int, int, int], kept: list[list[int]], reserve_samples: int) -> ShardEntry:
     """A shard from blocks of which some rows are kept; what comes to row i of block b is sample 100 * b + i."""
-    with ShardFileWriter(path, shape, reserve_samples) as shard:
+    with ShardFileWriter(path, pixels_row(shape), reserve_samples) as shard:
         for number, rows in enumerate(kept):
             block = shard.take_block()
             block[:] = 0xEE
@@ -251,7 +252,7 @@ def check_blocks(path: Path, entry: ShardEntry, shape: tuple[int, int, int], kep
     samples = [sample_pixels(100 * number + row, shape) for number, rows in enumerate(kept) for row in rows]
     np.testing.assert_array_equal(np.load(path), np.stack(samples))
     data = path.read_bytes()
-    assert entry == ShardEntry(path.name, len(data), hashlib.sha256(data).hexdigest(), len(samples))
+    assert entry == ShardEntry(path.name, len(data), hashlib.sha256(data).hexdigest(), len(samples), pixels_row(shape))
 
 
 KEPT = [[0, 1, 2, 3], [0, 2, 3], [], [3], [0, 1], [1, 2], [0, 3], [0, 1, 2, 3]]
@@ -374,7 +375,7 @@ def test_a_disk_that_takes_other_pieces_than_pages_is_written_through_the_page_c
 def test_writes_have_the_size_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool) -> None:
     watch = Watch(monkeypatch)
     shape = (100, 110, 3)
-    with ShardFileWriter(tmp_path / "x.npy", shape, 1200) as shard:
+    with ShardFileWriter(tmp_path / "x.npy", pixels_row(shape), 1200) as shard:
         for i in range(1200):
             shard.append(np.full(shape, i % 251, np.uint8))
         shard.finish()
@@ -394,7 +395,7 @@ def test_writes_have_the_size_of_a_block(tmp_path: Path, monkeypatch: pytest.Mon
 def test_blocks_are_of_8_mib_or_more_and_of_whole_pages_where_that_costs_little(
     tmp_path: Path, shape: tuple[int, int, int], count: int
 ) -> None:
-    with ShardFileWriter(tmp_path / "x.npy", shape) as shard:
+    with ShardFileWriter(tmp_path / "x.npy", pixels_row(shape)) as shard:
         block = shard.take_block()
     assert block.shape == (count, *shape)
     assert block.ctypes.data % 4096 == 0
@@ -405,7 +406,7 @@ def test_memory_is_bounded_by_two_blocks_beside_those_of_the_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "BLOCK_NBYTES", 4096)
-    with ShardFileWriter(tmp_path / "x.npy", PAGE_SHAPE, 100) as shard:
+    with ShardFileWriter(tmp_path / "x.npy", pixels_row(PAGE_SHAPE), 100) as shard:
         seen = set()
         mine = [shard.take_block(), shard.take_block()]
         for _ in range(98):

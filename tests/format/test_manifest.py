@@ -43,8 +43,11 @@ from places import DATA, ROOT
 
 from shardio.errors import LONGEST_LINE, ConvertError, FormatError, SetNotFoundError
 from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, SplitEntry
+from shardio.format.layout import RowType
 from shardio.format.manifest import Manifest, parse_manifest
 from shardio.format.manifest_file import check_names_fit, commit_manifest, load_manifest
+
+ROW = RowType("|u1", (2, 3, 3))
 
 
 def small_manifest() -> Manifest:
@@ -53,14 +56,14 @@ def small_manifest() -> Manifest:
         num_samples=3,
         index=IndexEntry("train-index.npy", 4096 + 3 * 32, sha("ti"), 12),
         shards=(
-            ShardEntry("train-00000.npy", 4096 + 2 * 18, sha("t0"), 2),
-            ShardEntry("train-00001.npy", 4096 + 18, sha("t1"), 1),
+            ShardEntry("train-00000.npy", 4096 + 2 * 18, sha("t0"), 2, ROW),
+            ShardEntry("train-00001.npy", 4096 + 18, sha("t1"), 1, ROW),
         ),
     )
     val = SplitEntry(
         num_samples=1,
         index=IndexEntry("val-index.npy", 4096 + 24, sha("vi"), 4),
-        shards=(ShardEntry("val-00000.npy", 4096 + 18, sha("v0"), 1),),
+        shards=(ShardEntry("val-00000.npy", 4096 + 18, sha("v0"), 1, ROW),),
     )
     return Manifest(
         sample_shape=(2, 3, 3),
@@ -163,7 +166,7 @@ def test_the_size_of_a_manifest_is_foreseen_and_not_more_than_a_fifth_too_large(
     num_classes: int, num_shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     classes = tuple(f"n{i:08d} \u00e9" for i in range(num_classes))
-    shards = tuple(ShardEntry(f"train-{i:05d}.npy", 4096 + 7 * 18, sha(str(i)), 7) for i in range(num_shards))
+    shards = tuple(ShardEntry(f"train-{i:05d}.npy", 4096 + 7 * 18, sha(str(i)), 7, ROW) for i in range(num_shards))
     index = IndexEntry("train-index.npy", 4096 + 7 * num_shards * 32, sha("i"), 12)
     manifest = Manifest((2, 3, 3), classes, {"train": SplitEntry(7 * num_shards, index, shards)})
     found: list[int] = []

@@ -27,7 +27,7 @@ from pictures import sample_pixels
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import IndexEntry, ShardEntry, SplitEntry
-from shardio.format.layout import SampleShape, index_dtype, index_nbytes, pixels_row, shard_nbytes
+from shardio.format.layout import SampleShape, index_dtype, index_nbytes, pixels_row
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest
 from shardio.kernels.rowcopy import Windows
@@ -54,7 +54,7 @@ def write_set(out: Path, counts: Sequence[int], shape: SampleShape, split: str =
         data = pixels_row(shape).file_header(count) + pixels[start : start + count].tobytes()
         name = f"{split}-{number:05d}.npy"
         (out / name).write_bytes(data)
-        shards.append(ShardEntry(name, len(data), hashlib.sha256(data).hexdigest(), count))
+        shards.append(ShardEntry(name, len(data), hashlib.sha256(data).hexdigest(), count, pixels_row(shape)))
     rows = np.zeros(total, index_dtype(12))
     rows["label"] = 3 * np.arange(total)
     rows["key"] = [b"k%d" % i for i in range(total)]
@@ -316,8 +316,8 @@ def test_opening_reads_headers_and_not_samples(tmp_path: Path) -> None:
     out.mkdir()
     with (out / "train-00000.npy").open("wb") as file:
         file.write(pixels_row(shape).file_header(count))
-        file.truncate(shard_nbytes(count, shape))
-    entry = ShardEntry("train-00000.npy", shard_nbytes(count, shape), "0" * 64, count)
+        file.truncate(pixels_row(shape).file_nbytes(count))
+    entry = ShardEntry("train-00000.npy", pixels_row(shape).file_nbytes(count), "0" * 64, count, pixels_row(shape))
     index = write_index(out, "train", np.zeros(count, index_dtype(4)))
     commit_manifest(out, Manifest(shape, (), {"train": SplitEntry(count, index, (entry,))}))
     with must_not_block():
@@ -396,7 +396,7 @@ def promise(out: Path, shape: SampleShape, counts: Sequence[int]) -> None:
         num_samples=total,
         index=IndexEntry("train-index.npy", index_nbytes(total, 4), "0" * 64, 4),
         shards=tuple(
-            ShardEntry(f"train-{n:05d}.npy", shard_nbytes(count, shape), "0" * 64, count)
+            ShardEntry(f"train-{n:05d}.npy", pixels_row(shape).file_nbytes(count), "0" * 64, count, pixels_row(shape))
             for n, count in enumerate(counts)
         ),
     )
@@ -425,7 +425,7 @@ def test_a_set_larger_than_memory_addresses_is_refused_by_its_files(
     out = tmp_path / "set"
     promise(out, shape, counts)
     message = opening_fails(out, "train-00000.npy")
-    assert f"expected {shard_nbytes(counts[0], shape)} bytes, as the manifest says, found 5" in message
+    assert f"expected {pixels_row(shape).file_nbytes(counts[0])} bytes, as the manifest says, found 5" in message
     assert nothing_is_left_of(out)
 
 

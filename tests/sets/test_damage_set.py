@@ -21,10 +21,10 @@ from disks import raising
 from places import CHAOS
 
 from shardio.errors import FormatError
-from shardio.format.layout import sample_nbytes
+from shardio.format.layout import pixels_row
 from shardio.sets.verify import Problem, VerifyReport, verify
 
-NBYTES = sample_nbytes(SHAPE)
+NBYTES = pixels_row(SHAPE).nbytes
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from shardio.conversion.records import Reject, write_rejects
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter
 from shardio.errors import SetNotFoundError
 from shardio.format.entries import SplitEntry
-from shardio.format.layout import SampleShape
+from shardio.format.layout import SampleShape, pixels_row
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest
 from shardio.sets.rows import write_index
@@ -55,7 +55,7 @@ def write_set(
         numbers = itertools.count()
         entries, rows = [], IndexRows()
         for number, count in enumerate(shard_counts):
-            with ShardFileWriter(out / f"{split}-{number:05d}.npy", shape, count) as shard:
+            with ShardFileWriter(out / f"{split}-{number:05d}.npy", pixels_row(shape), count) as shard:
                 for i in itertools.islice(numbers, count):
                     key = f"{split}/{i}.png".encode()
                     crc32 = shard.append(sample_pixels(i, shape))

@@ -17,7 +17,7 @@ from manifests import reseal
 
 from shardio.changes.change import change
 from shardio.errors import FormatError
-from shardio.format.layout import HEADER_NBYTES, shard_nbytes
+from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.sets.rows import write_order
 from shardio.sets.selection import draw_share
@@ -188,7 +188,7 @@ def test_files_that_the_manifest_calls_larger_than_memory_are_damaged_ones(
     manifest = load_manifest(out)
     train = manifest.splits["train"]
     index = replace(train.index, nbytes=HEADER_NBYTES + count * train.index.dtype.itemsize)
-    shard = replace(train.shards[0], num_samples=count, nbytes=shard_nbytes(count, manifest.sample_shape or (0, 0, 0)))
+    shard = replace(train.shards[0], num_samples=count, nbytes=train.shards[0].row.file_nbytes(count))
     huge = replace(train, num_samples=count, index=index, shards=(shard,))
     commit_manifest(out, replace(manifest, splits={"train": huge}))
     assert {problem.file for problem in verify(out, subset=0.5).problems} == {index.file, shard.file}

@@ -68,7 +68,7 @@ from shardio.format.layout import (
     array_shard_name,
     index_name,
     order_name,
-    sample_nbytes,
+    pixels_row,
     shard_name,
 )
 from shardio.format.manifest import Manifest
@@ -124,7 +124,7 @@ def write_set(folder: Path, seed: int) -> Contents:
     for split, counts in NUM_SAMPLES.items():
         entries, rows = [], IndexRows()
         for number, count in enumerate(counts):
-            with ShardFileWriter(folder / shard_name(split, number), SHAPE, count) as shard:
+            with ShardFileWriter(folder / shard_name(split, number), pixels_row(SHAPE), count) as shard:
                 for i in range(count):
                     label, key = int(rng.integers(3)), f"{split}/{number}-{i}.png".encode()
                     pixels = rng.integers(0, 256, SHAPE, dtype=np.uint8)
@@ -171,7 +171,7 @@ def _shards() -> dict[str, tuple[int, list[tuple[int, ...]]]]:
         users = _users(sum(counts), ORDER if split == "val" else None)
         for number, count in enumerate(counts):
             first = sum(counts[:number])
-            shards[shard_name(split, number)] = sample_nbytes(SHAPE), users[first : first + count]
+            shards[shard_name(split, number)] = pixels_row(SHAPE).nbytes, users[first : first + count]
     for name, (_, row) in ARRAYS.items():
         users = _users(NUM_STORED, ORDER) if name in ORDERED else _users(len(ORDER), None)
         step = len(users) if row.is_small else ARRAY_ROWS
@@ -236,7 +236,7 @@ def _zero(rng: np.random.Generator, data: bytes) -> bytes:
 
 def _cut(rng: np.random.Generator, data: bytes) -> bytes:
     """Cuts off anywhere, or behind a whole sample, a page or a single byte less."""
-    nbytes = sample_nbytes(SHAPE)
+    nbytes = pixels_row(SHAPE).nbytes
     sizes = [
         0,
         1,

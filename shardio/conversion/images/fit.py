@@ -21,7 +21,7 @@ from shardio.conversion.images.decode import WHITE, Color
 from shardio.conversion.images.headers import check_pixels
 from shardio.conversion.options import ConvertOptions, FitMode, Quality, Resample
 from shardio.errors import DecodeError
-from shardio.format.layout import MAX_SIDE
+from shardio.format.layout import MAX_SIDE, RowType, pixels_row
 from shardio.kernels import resample as kernel
 
 
@@ -71,6 +71,11 @@ class Fit:
         if self.mode == "adm" and (self.size[0] != self.size[1] or self.resample != "bicubic"):
             found = f"size {self.size} and {self.resample!r}"
             raise ValueError(f"fit 'adm' needs a square size and resample 'bicubic', found {found}: pass fit 'crop'")
+
+    @property
+    def row(self) -> RowType:
+        """The type of a stored sample."""
+        return pixels_row((*self.size, 3))
 
     def placement(self, height: int, width: int) -> Placement:
         """Returns the Placement of a picture of this height and width in its sample.

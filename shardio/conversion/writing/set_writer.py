@@ -29,7 +29,7 @@ from shardio.format.layout import (
     check_split_name,
     index_name,
     key_field_nbytes,
-    sample_nbytes,
+    pixels_row,
     shard_name,
 )
 from shardio.format.manifest import Manifest
@@ -130,7 +130,8 @@ class ShardWriter:
         check_names_fit(self.classes, self.class_names)
         self.squashed = squashed
         self._shard_nbytes = shard_nbytes
-        self._samples_per_shard = samples_per_shard(shard_nbytes, sample_nbytes(self.sample_shape or (1, 1, 1)))
+        self._row = pixels_row(self.sample_shape or (1, 1, 1))
+        self._samples_per_shard = samples_per_shard(shard_nbytes, self._row.nbytes)
         self._splits: dict[str, _OpenSplit] = {}
         self._made = not self.out.exists()
         make_folder(self.out)
@@ -196,9 +197,9 @@ class ShardWriter:
         state = self._splits[split]
         key = key or str(len(state.rows)).encode()
         checksum = 0
-        if image is not None and self.sample_shape is not None:
+        if image is not None:
             if state.writer is None:
-                state.writer = ShardFileWriter(self.out / shard_name(split, len(state.shards)), self.sample_shape)
+                state.writer = ShardFileWriter(self.out / shard_name(split, len(state.shards)), self._row)
             checksum = state.writer.append(image)
         state.rows.append(label=number, key=key, source_size=source_size, crc32=checksum)
         for name, array in state.arrays.items():

@@ -25,14 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.format.entries import ShardEntry
-from shardio.format.layout import (
-    HEADER_NBYTES,
-    SampleShape,
-    crc32,
-    index_dtype,
-    pixels_row,
-    sample_nbytes,
-)
+from shardio.format.layout import HEADER_NBYTES, RowType, crc32, index_dtype
 from shardio.sets.rows import RowsFile
 from shardio.system.files import reserve
 from shardio.system.machine import filesystem_kind, is_network
@@ -75,15 +68,14 @@ class ShardFileWriter(RowsFile):
     `append` copies the pixels. `take_block` and `write_block` avoid the copy for a caller that makes samples in place.
     """
 
-    def __init__(self, path: Path, sample_shape: SampleShape, reserve_samples: int = 0) -> None:
-        self.sample_shape = sample_shape
+    def __init__(self, path: Path, row: RowType, reserve_samples: int = 0) -> None:
         self._block: NDArray[np.uint8] | None = None  # of `append`
         self._filled = 0
         self._writing: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
         self._write_thread = ThreadPoolExecutor(1, "shardio-write")
         self._sync = BackgroundSync("shardio-sync")
         self._direct = False
-        super().__init__(path, pixels_row(self.sample_shape), reserve_samples)
+        super().__init__(path, row, reserve_samples)
 
     def _start(self, header: bytes) -> None:
         nbytes = self.row.file_nbytes(self.expected)
@@ -101,7 +93,7 @@ class ShardFileWriter(RowsFile):
         return self
 
     def append(self, pixels: NDArray[np.uint8]) -> int:
-        """Copies one sample, uint8 of the shard's sample shape, into the shard. Returns its crc32."""
+        """Copies one sample, uint8 of the shape of a row, into the shard. Returns its crc32."""
         if self._block is None:
             self._block = self.take_block()
         row = self._block[self._filled]
@@ -119,14 +111,14 @@ class ShardFileWriter(RowsFile):
         self._filled = 0
 
     def take_block(self) -> NDArray[np.uint8]:
-        """Returns a block for n samples, uint8 (n, *sample_shape) of any content; n is always the same.
+        """Returns a block for n samples, uint8 (n, *row.shape) of any content; n is always the same.
 
         The caller owns the block until it calls `write_block`. Waits while two blocks are being written, which bounds
         memory, and raises OSError if a write has failed.
         """
         if len(self._writing) == _MOST_WRITING:
             return self._oldest_written()
-        return _make_block(self.sample_shape)
+        return _make_block(self.row)
 
     def write_block(self, block: NDArray[np.uint8], kept: Sequence[int]) -> None:
         """Hashes the samples in the rows `kept` of the block, and writes them in another thread.
@@ -190,7 +182,7 @@ class ShardFileWriter(RowsFile):
             self._sync.finish()
         if self.num_rows != self.expected:
             self._use_page_cache()
-        return ShardEntry(*self.seal())
+        return ShardEntry(*self.seal(), self.row)
 
     def __exit__(self, *_: object) -> None:
         try:
@@ -204,14 +196,14 @@ def samples_per_shard(shard_nbytes: int, sample_nbytes: int) -> int:
     return max(1, (shard_nbytes - HEADER_NBYTES) // sample_nbytes)
 
 
-def _make_block(sample_shape: SampleShape) -> NDArray[np.uint8]:
+def _make_block(row: RowType) -> NDArray[np.uint8]:
     """Returns a block of whole samples, of at least BLOCK_NBYTES; of whole pages unless samples are too large."""
-    nbytes = sample_nbytes(sample_shape)
+    nbytes = row.nbytes
     count = max(1, -(-BLOCK_NBYTES // nbytes))
     whole = ALIGNMENT // math.gcd(ALIGNMENT, nbytes)
     if count >= whole:
         count = -(-count // whole) * whole
-    return aligned_empty((count, *sample_shape))
+    return aligned_empty((count, *row.shape))
 
 
 def _stretches(numbers: Sequence[int]) -> list[NDArray[np.intp]]:
