@@ -10,7 +10,7 @@ import pytest
 from pictures import encode
 from PIL import Image
 
-from shardio.conversion.images.headers import COLOR, find_png_chunk, read_orientation, read_png_header
+from shardio.conversion.images.headers import COLOR, find_chunk, read_orientation, read_png_header
 from shardio.errors import DecodeError
 
 BLACK = Image.new("RGB", (17, 9))
@@ -122,9 +122,9 @@ def test_the_header_and_the_chunks_of_a_png_are_read() -> None:
     data = encode(BLACK, "PNG")
     header = read_png_header(data)
     assert (header.width, header.height, header.depth, header.color_type) == (17, 9, 8, COLOR)
-    assert find_png_chunk(data, b"IHDR") == data[16:29]
-    assert find_png_chunk(data, b"IEND") == b""
-    assert find_png_chunk(data, b"tRNS") is None
+    assert find_chunk(data, b"IHDR") == data[16:29]
+    assert find_chunk(data, b"IEND") == b""
+    assert find_chunk(data, b"tRNS") is None
     for length in (8, 12, 16, 28):
         with pytest.raises(DecodeError, match=r"^damaged: expected an IHDR"):
             read_png_header(data[:length])

@@ -28,7 +28,7 @@ from shardio.conversion.images.headers import (
     UPRIGHT,
     check_pixels,
     describe_unsupported,
-    find_png_chunk,
+    find_chunk,
     is_avif,
     is_jpeg,
     is_png,
@@ -55,7 +55,7 @@ LeastSize = Callable[[int, int], tuple[int, int]]
 """Takes the (height, width) of an image, and returns the minimum (height, width) to decode the image at."""
 
 # libjpeg reduces blocks of 8 x 8 coefficients, to 4 x 4, 2 x 2 or 1 x 1.
-_MAX_REDUCTION = 8
+_REDUCTIONS = (8, 4, 2)
 # Of a reduced picture. Below it, sizes do not tell simplejpeg which reduction is meant, and little time is saved.
 _MIN_SIDE = 8
 
@@ -248,12 +248,9 @@ def _choose_reduction(size: tuple[int, int], least: tuple[int, int]) -> int:
 
     `size` and `least` are (height, width).
     """
-    reduction = 1
-    while reduction < _MAX_REDUCTION and all(
-        _reduced(side, 2 * reduction) >= max(enough, _MIN_SIDE) for side, enough in zip(size, least, strict=True)
-    ):
-        reduction *= 2
-    return reduction
+    sides = [(side, max(enough, _MIN_SIDE)) for side, enough in zip(size, least, strict=True)]
+    fitting = (n for n in _REDUCTIONS if all(_reduced(side, n) >= enough for side, enough in sides))
+    return next(fitting, 1)
 
 
 def _reduced(side: int, reduction: int) -> int:
@@ -273,13 +270,13 @@ def _strict_jpeg(data: bytes, size: tuple[int, int], reduction: int) -> NDArray[
 def _decode_png(data: bytes, background: Color) -> DecodedImage:
     header = read_png_header(data)
     check_pixels(header.width, header.height)
-    transparent = find_png_chunk(data, b"tRNS")
+    transparent = find_chunk(data, b"tRNS")
     if header.depth == 16 and header.color_type == COLOR and transparent:
         # Pillow keeps the upper 8 bits of each channel alone, and the color is to be compared with all 16.
         raise DecodeError("unsupported", "expected no transparent color (tRNS) in a PNG of 16-bit color, found one")
     with load_png(data) as image:
         if header.color_type == PALETTE:
-            check_palette(image, len(find_png_chunk(data, b"PLTE") or b"") // 3)
+            check_palette(image, len(find_chunk(data, b"PLTE") or b"") // 3)
         if header.color_type == GRAY and header.depth < 8 and transparent:
             # Pillow has scaled the pixels to 8 bits, and may compare them with the value as it is stored.
             most = (1 << header.depth) - 1
@@ -289,7 +286,7 @@ def _decode_png(data: bytes, background: Color) -> DecodedImage:
 
 def load_png(data: bytes) -> PngImagePlugin.PngImageFile:
     """Returns a decoded PNG as a PIL image. Verifies the checksums of all chunks before decoding."""
-    find_png_chunk(data, b"IEND")  # counts the chunks
+    find_chunk(data, b"IEND")  # counts the chunks
     # The plugin's own class and not Image.open: that would warn of large images on stderr before we can refuse them.
     with PngImagePlugin.PngImageFile(io.BytesIO(data)) as image:
         # Walks all chunks and their checksums; load() alone does not look at those of the pixels. It uses up the file.
@@ -347,21 +344,15 @@ def _strip_to_rgb(strip: Image.Image, background: Color) -> NDArray[np.uint8]:
     return np.asarray(strip.convert("RGB"))
 
 
-# Orientations that show the stored rows as columns; rows in reverse order; columns in reverse order.
-_SIDES_SWAPPED = frozenset({5, 6, 7, 8})
-_ROWS_REVERSED = frozenset({3, 4, 7, 8})
-_COLUMNS_REVERSED = frozenset({2, 3, 6, 7})
-
-
 def turn(pixels: NDArray[Pixel], orientation: int) -> NDArray[Pixel]:
     """Returns pixels (height, width, ...) rotated and mirrored upright, as a contiguous array of the same dtype.
 
     `orientation` is the Exif orientation of the pixels, 1 to 8. Orientations 5 to 8 swap height and width.
     """
-    if orientation in _SIDES_SWAPPED:
+    if orientation in (5, 6, 7, 8):
         pixels = pixels.swapaxes(0, 1)
-    if orientation in _ROWS_REVERSED:
+    if orientation in (3, 4, 7, 8):
         pixels = pixels[::-1]
-    if orientation in _COLUMNS_REVERSED:
+    if orientation in (2, 3, 6, 7):
         pixels = pixels[:, ::-1]
     return np.ascontiguousarray(pixels)

@@ -6,11 +6,13 @@ channel, and the number of scans (a progressive JPEG costs scans x pixels, howev
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from shardio.errors import DecodeError, Reason
 from shardio.system.opening import open_file
@@ -73,7 +75,7 @@ def is_gif(data: bytes) -> bool:
 
 
 def is_tiff(data: bytes) -> bool:
-    return data[:4] in _BYTE_ORDERS
+    return data[:4] in BYTE_ORDERS
 
 
 def is_avif(data: bytes) -> bool:
@@ -119,9 +121,15 @@ def read_orientation(data: bytes) -> int:
 
     A broken Exif block is ignored, as viewers do.
     """
+    exif: bytes | None = None
     if is_jpeg(data):
-        return _orientation_in(_jpeg_exif(data))
-    return _orientation_in((find_png_chunk(data, b"eXIf") or b"") if is_png(data) else _webp_exif(data))
+        segments = (data[one.start + 4 : one.end] for one in read_jpeg_header(data).segments if one.marker == _APP1)
+        exif = next((content for content in segments if content.startswith(b"Exif\0\0")), None)
+    elif is_png(data):
+        exif = find_chunk(data, b"eXIf")
+    elif data[12:16] == b"VP8X" and _number(data, 20, 21) & _HAS_EXIF:
+        exif = find_chunk(data, b"EXIF")
+    return _orientation_in(exif or b"")
 
 
 # --- JPEG (ITU-T T.81, annex B) ---------------------------------------------------------------------------------------
@@ -189,7 +197,9 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
         start = position
         lead, marker, nbytes = _MARKER.unpack_from(data, start) if start + 4 <= len(data) else (0, 0, 0)
         if lead != 0xFF or marker in (0x00, 0xFF):  # junk, or the end: nearly always one segment follows another
-            start = _next_marker(data, position)
+            if (match := _HEADER_MARKER.search(data, position)) is None:
+                raise DecodeError("damaged", "the JPEG ends before its first scan")
+            start = match.start()
             marker, nbytes = data[start + 1], int.from_bytes(data[start + 2 : start + 4], "big")
         if marker in _ALONE:
             position = start + 2
@@ -218,13 +228,6 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
         num_scans=1 if single_scan else _count_scans(data, segments[-1].start),
         segments=tuple(segments),
     )
-
-
-def _next_marker(data: bytes, start: int) -> int:
-    """Returns the offset of the first marker at or after `start`. Skips junk before the marker, as decoders do."""
-    if match := _HEADER_MARKER.search(data, start):
-        return match.start()
-    raise DecodeError("damaged", "the JPEG ends before its first scan")
 
 
 def _count_scans(data: bytes, first: int) -> int:
@@ -256,18 +259,12 @@ def without_junk(data: bytes, header: JpegHeader) -> bytes:
     return b"".join([*kept, memoryview(data)[header.segments[-1].end :]])
 
 
-def _jpeg_exif(data: bytes) -> bytes:
-    """Returns the content of a JPEG's first Exif block (Exif 2.32, an APP1 segment); b"" if there is none."""
-    for segment in read_jpeg_header(data).segments:
-        if segment.marker == _APP1 and data[segment.start + 4 : segment.start + 10] == b"Exif\0\0":
-            return data[segment.start + 4 : segment.end]
-    return b""
-
-
 # --- PNG (third edition) ----------------------------------------------------------------------------------------------
 
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _IHDR_NBYTES = 13
+# The name and the size of a chunk: the name is after the size in a PNG, and before it in a WebP.
+_PNG_CHUNK, _WEBP_CHUNK = struct.Struct(">0sI4s"), struct.Struct("<4sI0s")
 
 GRAY, COLOR, PALETTE = 0, 2, 3
 """The color types of a PNG that have a tRNS chunk if they have transparency; the others have an alpha channel."""
@@ -296,19 +293,21 @@ def read_png_header(data: bytes) -> PngHeader:
     return PngHeader(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"), data[24], data[25])
 
 
-def find_png_chunk(data: bytes, name: bytes) -> bytes | None:
-    """Returns the content of the first chunk with this name, perhaps truncated; None if there is no such chunk.
+def find_chunk(data: bytes, name: bytes) -> bytes | None:
+    """Returns the content of the first chunk of a PNG or WebP with this name, perhaps truncated; None if there is none.
 
     Raises DecodeError if there are more than MAX_PARTS chunks before it.
     """
-    position, count = len(_PNG_MAGIC), 0
+    layout, position = (_PNG_CHUNK, len(_PNG_MAGIC)) if is_png(data) else (_WEBP_CHUNK, 12)
+    count = 0
     while position + 8 <= len(data):
         check_parts(count := count + 1)
+        first, nbytes, second = layout.unpack_from(data, position)
         start = position + 8
-        end = start + int.from_bytes(data[position : position + 4], "big")
-        if data[position + 4 : start] == name:
-            return data[start:end]
-        position = end + 4  # after the checksum
+        if first + second == name:
+            return data[start : start + nbytes]
+        # A PNG has a checksum after each chunk; chunks of a WebP begin at even offsets.
+        position = start + nbytes + (4 if layout is _PNG_CHUNK else nbytes % 2)
     return None
 
 
@@ -333,7 +332,7 @@ def read_webp_size(data: bytes) -> tuple[int, int]:
     claimed = _number(data, 4, 8) + 8
     if claimed > len(data):
         raise DecodeError("damaged", f"expected {claimed} bytes, as the header says, found {len(data)} bytes")
-    _find_webp_chunk(data, b"")  # counts all
+    find_chunk(data, b"")  # counts all
     chunk = data[12:16]
     if chunk == b"VP8X":  # canvas size minus one, 24 bits each
         return _number(data, 24, 27) + 1, _number(data, 27, 30) + 1
@@ -346,52 +345,30 @@ def read_webp_size(data: bytes) -> tuple[int, int]:
 
 def is_lossless_webp(data: bytes) -> bool:
     """Whether a WebP is lossless and holds a single picture."""
-    return data[12:16] == b"VP8L" or (data[12:16] == b"VP8X" and _find_webp_chunk(data, b"VP8L") is not None)
-
-
-def _webp_exif(data: bytes) -> bytes:
-    """Returns the content of a WebP's EXIF chunk; b"" if its flags do not announce such a chunk."""
-    if data[12:16] != b"VP8X" or not _number(data, 20, 21) & _HAS_EXIF:
-        return b""
-    return _find_webp_chunk(data, b"EXIF") or b""
-
-
-def _find_webp_chunk(data: bytes, name: bytes) -> bytes | None:
-    position, count = 12, 0
-    while position + 8 <= len(data):
-        check_parts(count := count + 1)
-        start = position + 8
-        nbytes = _number(data, position + 4, start)
-        if data[position : position + 4] == name:
-            return data[start : start + nbytes]
-        position = start + nbytes + nbytes % 2  # chunks begin at even offsets
-    return None
+    return data[12:16] == b"VP8L" or (data[12:16] == b"VP8X" and find_chunk(data, b"VP8L") is not None)
 
 
 # --- Exif 2.32, in the layout of TIFF 6.0 -----------------------------------------------------------------------------
 
 ORIENTATION = 0x0112
 _SHORT = 3
-_ENTRY_NBYTES = 12
-_BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
+BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
+"""For `struct`, by the first bytes of a TIFF."""
+
+
+def tags_in(tiff: bytes, order: str, start: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yields (tag, type, count, its place) of each tag of a TIFF in the directory at `start`, perhaps truncated."""
+    (count,) = struct.unpack_from(f"{order}H", tiff, start)
+    for at in range(start + 2, min(start + 2 + 12 * count, len(tiff) - 11), 12):
+        yield *struct.unpack_from(f"{order}HHI", tiff, at), at
 
 
 def _orientation_in(block: bytes) -> int:
     tiff = block.removeprefix(b"Exif\0\0")
-    if tiff[:4] not in _BYTE_ORDERS:
-        return UPRIGHT
-    byte_order = _BYTE_ORDERS[tiff[:4]]
-
-    def number(start: int, nbytes: int) -> int:
-        return int.from_bytes(tiff[start : start + nbytes], byte_order)
-
-    directory = number(4, 4)
-    first = directory + 2
-    for entry in range(first, first + number(directory, 2) * _ENTRY_NBYTES, _ENTRY_NBYTES):
-        if entry + _ENTRY_NBYTES > len(tiff):
-            break
-        if number(entry, 2) == ORIENTATION:
-            value = number(entry + 8, 2)
-            is_valid = number(entry + 2, 2) == _SHORT and number(entry + 4, 4) == 1 and 1 <= value <= 8
-            return value if is_valid else UPRIGHT
+    with contextlib.suppress(KeyError, struct.error):
+        order = BYTE_ORDERS[tiff[:4]]
+        for tag, kind, count, at in tags_in(tiff, order, *struct.unpack_from(f"{order}I", tiff, 4)):
+            if tag == ORIENTATION:
+                (value,) = struct.unpack_from(f"{order}H", tiff, at + 8)
+                return value if (kind, count) == (_SHORT, 1) and 1 <= value <= 8 else UPRIGHT
     return UPRIGHT

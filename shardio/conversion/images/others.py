@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import BmpImagePlugin, GifImagePlugin, Image, PpmImagePlugin, features
 from PIL import TiffImagePlugin as Tiff
 
-from shardio.conversion.images.headers import check_parts, check_pixels, is_avif, is_gif, is_tiff
+from shardio.conversion.images.headers import BYTE_ORDERS, check_parts, check_pixels, is_avif, is_gif, is_tiff, tags_in
 from shardio.errors import DecodeError
 
 
@@ -144,7 +144,7 @@ def _check_tags(data: bytes) -> None:
 
     Pillow reads the tags of all pages, and before version 13 repeats bytes that tags share.
     """
-    sign, nbytes, seen = ">" if data[:1] == b"M" else "<", 0, {0}
+    sign, nbytes, seen = BYTE_ORDERS[data[:4]], 0, {0}
     places = [4]  # of the offsets of directories
     for place in places:
         (start,) = struct.unpack_from(f"{sign}I", data, place)
@@ -152,14 +152,13 @@ def _check_tags(data: bytes) -> None:
             continue
         seen.add(start)
         check_parts(len(seen))
-        end = start + 2 + 12 * struct.unpack_from(f"{sign}H", data, start)[0]
-        for at in range(start + 2, min(end, len(data) - 11), 12):
-            tag, kind, count = struct.unpack_from(f"{sign}HHI", data, at)
+        for tag, kind, count, at in tags_in(data, sign, start):
             check_parts(count if tag in _STRIPS else 0)
             nbytes += 12 + (size if (size := count * _TYPE_NBYTES.get(kind, 0)) > 4 else 0)
             if nbytes > len(data):
                 raise DecodeError("too large", f"expected TIFF tags of at most {len(data)} bytes, found more")
             places += [at + 8] if tag in _DIRECTORIES else []
+        end = start + 2 + 12 * struct.unpack_from(f"{sign}H", data, start)[0]
         places += [end] if end + 4 <= len(data) else []
 
 
