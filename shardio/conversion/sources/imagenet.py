@@ -156,7 +156,14 @@ def _read_devkit(folder: Path) -> _Devkit | None:
         if path.is_dir():
             files = {name: read_file(path / name) for name in wanted}
         else:
-            archive = _devkit_archive(path)
+            data = read_file(path)
+            if data.startswith(GZIP_MAGIC):
+                with gzip.open(io.BytesIO(data)) as file:
+                    data = file.read(_MAX_DEVKIT_NBYTES + 1)
+                if len(data) > _MAX_DEVKIT_NBYTES:
+                    most = f"a devkit of at most {_MAX_DEVKIT_NBYTES:,} unpacked bytes"
+                    raise SourceError(f"{path}: expected {most}, found more")
+            archive = Archive(str(path), io.BytesIO(data), 0, len(data))
             files = {
                 name: archive.read_at(member.offset, member.nbytes)
                 for member in members(archive)
@@ -169,16 +176,6 @@ def _read_devkit(folder: Path) -> _Devkit | None:
         raise SourceError(f"{path}: the devkit has no {missing[0]}: download the devkit again")
     leaves, words = _read_synsets(path, files[_SYNSETS_NAME])
     return _Devkit(path, words, tuple(_read_truth(path, files[_TRUTH_NAME], leaves)))
-
-
-def _devkit_archive(path: Path) -> Archive:
-    data = read_file(path)
-    if data.startswith(GZIP_MAGIC):
-        with gzip.open(io.BytesIO(data)) as file:
-            data = file.read(_MAX_DEVKIT_NBYTES + 1)
-        if len(data) > _MAX_DEVKIT_NBYTES:
-            raise SourceError(f"{path}: expected a devkit of at most {_MAX_DEVKIT_NBYTES:,} unpacked bytes, found more")
-    return Archive(str(path), io.BytesIO(data), 0, len(data))
 
 
 def _read_synsets(path: Path, data: bytes) -> tuple[dict[int, str], dict[str, str]]:

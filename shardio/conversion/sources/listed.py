@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from shardio.conversion.sources.names import (
     are_measures,
     in_split_order,
     known_split,
-    parse_number,
 )
 from shardio.conversion.sources.table import Contents, Row, Table, read_table
 from shardio.errors import SourceError, counted
@@ -84,8 +83,7 @@ class _Rows(Listing):
         keys: list[bytes] = []
         parts = []
         for content in self.tables:
-            everything = chain.from_iterable(self.found.values())
-            mine = [one for one in everything if one.where.table is content]
+            mine = [one for one in chain.from_iterable(self.found.values()) if one.where.table is content]
             mine.sort(key=lambda one: one.where.line)
             keys += [one.key for one in mine]
             rows = [one.where for one in mine]
@@ -124,7 +122,13 @@ def list_table(table: Table, *, unlabeled: bool = False) -> Listing:
     lacks_suffixes = not any(os.path.lexists(folder / path) for path in probed)
     if lacks_suffixes and probed and not any(map(with_suffix, probed)):
         content.faults.check()
-        raise _nowhere(table, folder, probed)
+        way = "copy the images to files here" if "://" in probed[0] else "give the folder of the paths by `--root`"
+        found = f"{probed[0]!r} is not in {folder}: {way}"
+        if os.path.isabs(probed[0]):
+            there = next(folder for folder in Path(probed[0]).parents if os.path.lexists(folder))
+            found = f"of {probed[0]!r} only {str(there)!r} exists: correct the paths, or mount their folder"
+        tried = counted(len(probed), "path")
+        raise SourceError(f"{table.path}: expected images at the first {tried}, found none: {found}")
     below, outside = os.path.join(folder, ""), Outside(folder)
     listed: list[tuple[str, Found]] = []
     for row in content.rows:
@@ -137,8 +141,8 @@ def list_table(table: Table, *, unlabeled: bool = False) -> Listing:
             row.refuse(f"a path in the folder of {table.path.name} (`--root DIR` allows others)", row.path)
         outside.look(key, os.path.islink(key))
         key = key[len(below) :] if key.startswith(below) else key if os.path.isabs(place) else os.path.normpath(place)
-        found = Found(os.fsencode(key), None, os.fsencode(place) if key != place else None, row)
-        listed.append((row.split or DEFAULT_SPLIT, found))
+        one = Found(os.fsencode(key), None, os.fsencode(place) if key != place else None, row)
+        listed.append((row.split or DEFAULT_SPLIT, one))
     return _listing(Collection(FileOrigin(folder), kind="list", notes=outside.notes), [content], listed)
 
 
@@ -155,14 +159,26 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
     contents = list(tables.values())
     is_labeled = any(sources[0].label is not None for sources in collection.splits.values())
     tables_list = any(content.label_names for content in contents) or (not is_labeled and collection.kind != "dataset")
-    images = _Images(collection)
+    images: dict[str, tuple[str, Source]] = {  # by path and by key
+        os.fsdecode(name): (split, source)
+        for split, sources in collection.splits.items()
+        for source in sources
+        for name in (source.place, source.key)
+        if isinstance(name, bytes)
+    }
+    by_stem: dict[str, list[str]] = {}  # made for the first path that is not there
     ignored = Counter(collection.ignored)
     used: set[bytes] = set()
     listed: list[tuple[str, Found]] = []
     for given, content in tables.items():
         for row in content.rows:
             names = [posixpath.normpath(row.path), *([f"{given}/{row.path}"] if given else [])]
-            fitting = images.find(names)
+            paths = [name for name in names if name in images]
+            if not paths:
+                for path in () if by_stem else images:
+                    by_stem.setdefault(os.path.splitext(path)[0], []).append(path)
+                paths = [path for name in names for path in by_stem.get(name, ())]
+            fitting = list({images[path][1].key: images[path] for path in paths}.values())
             if len(fitting) > 1:
                 keys = " and ".join(repr(os.fsdecode(source.key)) for _, source in fitting[:2])
                 row.refuse(f"the path of one image, and not of {keys}", row.path)
@@ -182,8 +198,8 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
         content.faults.check()
         if content.rows and not used:
             raise SourceError(
-                f"{content.path}: expected paths of images in SRC, such as {images.first!r}, found only paths without "
-                f"an image in SRC, such as {content.rows[0].path!r}"
+                f"{content.path}: expected paths of images in SRC, such as {next(iter(images), '')!r}, found only paths"
+                f" without an image in SRC, such as {content.rows[0].path!r}"
             )
     covers_all = "" in tables or len(collection.splits) == 1
     described = [split for split in collection.splits if covers_all or split in tables]
@@ -202,43 +218,6 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
             f"{next(iter(rest))!r}: add one, or leave the columns out"
         )
     return _listing(replace(collection, splits=rest, ignored=ignored), contents, listed).collect("folders")
-
-
-class _Images:
-    """Finds the images of a collection by their paths or keys, with or without suffix."""
-
-    def __init__(self, collection: Collection) -> None:
-        self._found: dict[str, tuple[str, Source]] = {
-            os.fsdecode(name): (split, source)
-            for split, sources in collection.splits.items()
-            for source in sources
-            for name in (source.place, source.key)
-            if isinstance(name, bytes)
-        }
-        self.first = next(iter(self._found), "")
-
-    @cached_property
-    def _by_stem(self) -> Mapping[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for path in self._found:
-            found.setdefault(os.path.splitext(path)[0], []).append(path)
-        return found
-
-    def find(self, names: Sequence[str]) -> list[tuple[str, Source]]:
-        """Returns the (split, source) of each image whose path or key, with or else without suffix, is in `names`."""
-        paths = [name for name in names if name in self._found]
-        paths = paths or [path for name in names for path in self._by_stem.get(name, ())]
-        return list({self._found[path][1].key: self._found[path] for path in paths}.values())
-
-
-def _nowhere(table: Table, folder: Path, paths: Sequence[str]) -> SourceError:
-    """Returns the error for a table whose first paths, `paths`, are all missing."""
-    way = "copy the images to files here" if "://" in paths[0] else "give the folder of the paths by `--root`"
-    found = f"{paths[0]!r} is not in {folder}: {way}"
-    if os.path.isabs(paths[0]):
-        there = next(folder for folder in Path(paths[0]).parents if os.path.lexists(folder))
-        found = f"of {paths[0]!r} only {str(there)!r} exists: correct the paths, or mount their folder"
-    return SourceError(f"{table.path}: expected images at the first {counted(len(paths), 'path')}, found none: {found}")
 
 
 def _listing(collection: Collection, contents: Sequence[Contents], listed: Sequence[tuple[str, Found]]) -> Listing:
@@ -293,7 +272,7 @@ def _vectors(rows: Iterable[Row]) -> list[tuple[float, ...] | None]:
             continue
         values = row.label if isinstance(row.label, (list, tuple)) else (row.label,)
         try:
-            found = as_float32([parse_number(value) if isinstance(value, str) else float(value) for value in values])
+            found = as_float32([float(_parse(value)) for value in values])
             if not (len(found) and np.isfinite(found).all()):
                 raise ValueError
         except (TypeError, ValueError, OverflowError):

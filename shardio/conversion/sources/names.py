@@ -5,7 +5,6 @@ A set always calls these splits train, val and test, so the same images give the
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 import re
@@ -189,13 +188,6 @@ def number_labels(written: Set[tuple[str, str]]) -> Numbering:
         else:
             expected[split, text] = f"a class name, or an integer from 0 to {MAX_CLASSES - 1:,}{_hint(text)}"
     return Numbering(classes, labels, expected)
-
-
-def parse_number(text: str) -> float:
-    """Returns the finite number in a text, as a float. Raises ValueError for other text, such as nan, inf or 1_000."""
-    if not _NUMBER.fullmatch(text.strip()) or not math.isfinite(number := float(text)):
-        raise ValueError(f"expected a finite decimal number, found {text!r:.80}")
-    return number
 
 
 def are_measures(texts: Iterable[str]) -> bool:

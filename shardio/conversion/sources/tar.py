@@ -148,7 +148,12 @@ def members(archive: Archive, ignored: list[str] | None = None) -> Iterator[TarM
         if not 0 <= member.size <= archive.stop - member.offset_data:
             end = f"the end of the tar at byte {archive.stop:,}: it is truncated"
             raise archive.error(member.offset, f"{member.name!r} of {member.size:,} bytes", end)
-        found = TarMember(_checked_name(archive, member), member.offset_data, member.size)
+        name = member.name.encode("utf-8", "surrogateescape")
+        parts = [part for part in name.split(b"/") if part not in (b"", b".")]
+        if not parts or name.startswith(b"/") or b".." in parts or b"\0" in name or len(name) > _MAX_NAME_NBYTES:
+            expected = f"a relative name without '..', of at most {_MAX_NAME_NBYTES:,} bytes,"
+            raise archive.error(member.offset, expected, f"{member.name!r:.80}")
+        found = TarMember(b"/".join(parts), member.offset_data, member.size)
         if ignored is not None and (kind := clutter(os.fsdecode(found.name))):
             ignored.append(kind)
         else:
@@ -240,15 +245,6 @@ def _check_records(archive: Archive, offset: int, content: bytes, is_global: boo
         if key == b"size" and not re.fullmatch(rb"\d{1,18}", value):
             raise archive.error(offset, "the size of a member in decimal digits", f"{value!r:.80}")
         content = content[length:]
-
-
-def _checked_name(archive: Archive, member: tarfile.TarInfo) -> bytes:
-    name = member.name.encode("utf-8", "surrogateescape")
-    parts = [part for part in name.split(b"/") if part not in (b"", b".")]
-    if not parts or name.startswith(b"/") or b".." in parts or b"\0" in name or len(name) > _MAX_NAME_NBYTES:
-        expected = f"a relative name without '..', of at most {_MAX_NAME_NBYTES:,} bytes,"
-        raise archive.error(member.offset, expected, f"{member.name!r:.80}")
-    return b"/".join(parts)
 
 
 def _no_file(archive: Archive, offset: int, found: str) -> SourceError:
