@@ -97,7 +97,11 @@ def _claim(plan: Plan, run_file: Path) -> bool:
         write_atomic(work / PLAN_NAME, json.dumps(here).encode("ascii"), replace=False)
     except FileExistsError:
         began = False
-        if changed := difference(_read_plan(work / PLAN_NAME), here):
+        there: object = {}
+        way_out = ": remove it, or convert into a new folder"
+        with contextlib.suppress(ValueError, RecursionError):
+            there = json.loads(read_untrusted(work / PLAN_NAME, refusal=ConvertError, way_out=way_out))
+        if changed := difference(there if isinstance(there, dict) else {}, here):
             # The other call may be about to find out the same.
             if published(plan) is not None:
                 return False
@@ -114,16 +118,6 @@ def _claim(plan: Plan, run_file: Path) -> bool:
         if began:
             remove_folder(work)
         raise
-
-
-def _read_plan(path: Path) -> dict[str, object]:
-    """Returns the description of the plan in the file `path`; {} if the file holds anything else."""
-    hint = ": remove it, or convert into a new folder"
-    try:
-        there = json.loads(read_untrusted(path, refusal=ConvertError, way_out=hint))
-    except (ValueError, RecursionError):
-        return {}
-    return there if isinstance(there, dict) else {}
 
 
 def _take_back(out: Path) -> None:

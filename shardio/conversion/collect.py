@@ -203,14 +203,10 @@ def list_source(src: str | os.PathLike[str], options: ConvertOptions, labels: La
 
 def find_kind(src: Path) -> str:
     """Returns the kind of storage in SRC, never "auto". Raises SourceError if it could be of two kinds, or none."""
-    if src.is_dir():
-        return _kind_of_folder(src)
     if src.is_file():
         return _kind_of_file(src)
-    return "webdataset" if is_pattern(src) else "tree"  # which says that nothing is there
-
-
-def _kind_of_folder(src: Path) -> str:
+    if not src.is_dir():
+        return "webdataset" if is_pattern(src) else "tree"  # which says that nothing is there
     for names, dataset in _CIFAR.items():
         if all((src / name).is_file() for name in names):
             way = f'shardio.convert({{"train": torchvision.datasets.{dataset}(ROOT), "val": ...}}, OUT, size=32)'

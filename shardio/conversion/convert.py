@@ -12,16 +12,13 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shardio.conversion.arrays import ArraySpec
 from shardio.conversion.claim import claimed, leave, published
 from shardio.conversion.collect import Src, check, collect
 from shardio.conversion.engine import Engine
@@ -242,23 +239,19 @@ class Conversion:
         plan = self._plan
         rows = np.concatenate([record.rows for record in records])
         joined = joined_arrays(plan, rows, records)
-        arrays = {
-            spec.name: self._publish_array(name, spec, records, joined[spec.name]) for spec in plan.arrays_of(name)
-        }
+        arrays = {}
+        for spec in plan.arrays_of(name):
+            if spec.row.is_small:
+                writer = ArrayWriter(plan.out, name, spec.name, spec.kind, spec.row, 0)
+                writer.append(joined[spec.name])
+                arrays[spec.name] = writer.finish()
+            else:
+                files = [record.arrays[spec.name].entry for record in records if record.arrays]
+                crc32s = write_crc32s(plan.out, name, spec.name, joined[spec.name])
+                arrays[spec.name] = ArrayEntry(spec.kind, spec.row, tuple(filter(None, files)), crc32s)
         shards = tuple(record.entry for record in records if record.entry is not None)
         index, squashed = write_index(plan.out, name, rows), plan.options.fit == "squash"
         return SplitEntry(len(rows), index, shards, arrays=arrays, squashed=squashed)
-
-    def _publish_array(
-        self, split: str, spec: ArraySpec, records: Iterable[ShardRecord], numbers: NDArray[Any]
-    ) -> ArrayEntry:
-        if spec.row.is_small:
-            writer = ArrayWriter(self._plan.out, split, spec.name, spec.kind, spec.row, 0)
-            writer.append(numbers)
-            return writer.finish()
-        entries = (record.arrays[spec.name].entry for record in records if record.arrays)
-        crc32s = write_crc32s(self._plan.out, split, spec.name, numbers)
-        return ArrayEntry(spec.kind, spec.row, tuple(entry for entry in entries if entry is not None), crc32s)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 

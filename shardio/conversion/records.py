@@ -111,7 +111,7 @@ def _record_path(task: ShardTask) -> Path:
     return task.out / WORK_FOLDER / f"{task.name}.json"
 
 
-def _refused_path(task: ShardTask) -> Path:
+def refused_path(task: ShardTask) -> Path:
     return task.out / WORK_FOLDER / f"{task.name}.refused.jsonl"
 
 
@@ -216,16 +216,11 @@ def load_record(task: ShardTask) -> ShardRecord | None:
     return record if record.sources_sha256 == digest(task.origin.fingerprints(task.sources)) else None
 
 
-def discard_refused(task: ShardTask) -> None:
-    if task.wanted is None:
-        _refused_path(task).unlink(missing_ok=True)
-
-
 def note_refused(task: ShardTask, reject: Reject) -> None:
     """Appends a refused source to the task's list of refused sources. A repair has no such list."""
     if task.wanted is not None:
         return
-    path = _refused_path(task)
+    path = refused_path(task)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     with naming(path), open_untrusted(path, flags, sole_name=True) as file:
         write_all(file.fileno(), reject.to_line())
@@ -234,7 +229,7 @@ def note_refused(task: ShardTask, reject: Reject) -> None:
 def refused_so_far(task: ShardTask) -> list[bytes]:
     """Returns the lines of rejects.jsonl for the sources that a task has refused so far, in the sources' order."""
     try:
-        lines = read_untrusted(_refused_path(task)).splitlines(keepends=True)
+        lines = read_untrusted(refused_path(task)).splitlines(keepends=True)
     except FileNotFoundError:
         return []
     numbers = {source.key: number for number, source in enumerate(task.sources)}

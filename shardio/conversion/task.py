@@ -28,8 +28,8 @@ from shardio.conversion.records import (
     Reject,
     ShardRecord,
     check_unpublished,
-    discard_refused,
     note_refused,
+    refused_path,
     save_record,
 )
 from shardio.conversion.sources.collection import DatasetItem, Source, digest
@@ -210,7 +210,8 @@ def do_task(task: ShardTask, report: Report, threads: int = 1) -> ShardRecord:
     """
     # First, so that a source which is replaced meanwhile is seen later.
     fingerprints = task.origin.fingerprints(task.sources)
-    discard_refused(task)  # by an earlier try
+    if task.wanted is None:
+        refused_path(task).unlink(missing_ok=True)  # of an earlier try
     record = replace(_make_files(task, report, threads), sources_sha256=digest(fingerprints))
     if task.wanted is None:
         save_record(task, record)

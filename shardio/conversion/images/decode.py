@@ -326,22 +326,18 @@ def _to_rgb(image: Image.Image, background: Color) -> NDArray[np.uint8]:
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     rows = max(1, _STRIP_PIXELS // image.width)
     for top in range(0, image.height, rows):
-        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
-        pixels[top : top + rows] = _strip_to_rgb(strip, background)
+        strip, target = image.crop((0, top, image.width, min(top + rows, image.height))), pixels[top : top + rows]
+        if strip.mode in _DEEP_MODES:
+            # convert("RGB") would clip at 255; 65535 / 255 = 257.
+            deep = np.asarray(strip).astype(np.uint32)
+            target[:] = ((deep + 128) // 257)[:, :, None]
+            target[deep == strip.info.get("transparency", -1)] = background
+            continue
+        if strip.has_transparency_data:
+            below = Image.new("RGBA", strip.size, (*background, 255))
+            strip = Image.alpha_composite(below, strip.convert("RGBA"))
+        target[:] = np.asarray(strip.convert("RGB"))
     return pixels
-
-
-def _strip_to_rgb(strip: Image.Image, background: Color) -> NDArray[np.uint8]:
-    if strip.mode in _DEEP_MODES:
-        # convert("RGB") would clip at 255; 65535 / 255 = 257.
-        deep = np.asarray(strip).astype(np.uint32)
-        rgb = np.repeat(((deep + 128) // 257).astype(np.uint8)[:, :, None], 3, axis=2)
-        rgb[deep == strip.info.get("transparency", -1)] = background
-        return rgb
-    if strip.has_transparency_data:
-        below = Image.new("RGBA", strip.size, (*background, 255))
-        strip = Image.alpha_composite(below, strip.convert("RGBA"))
-    return np.asarray(strip.convert("RGB"))
 
 
 def turn(pixels: NDArray[Pixel], orientation: int) -> NDArray[Pixel]:

@@ -343,11 +343,6 @@ def read_webp_size(data: bytes) -> tuple[int, int]:
     raise DecodeError("damaged", f"expected a VP8, VP8L or VP8X chunk, found {chunk!r}")
 
 
-def is_lossless_webp(data: bytes) -> bool:
-    """Whether a WebP is lossless and holds a single picture."""
-    return data[12:16] == b"VP8L" or (data[12:16] == b"VP8X" and find_chunk(data, b"VP8L") is not None)
-
-
 # --- Exif 2.32, in the layout of TIFF 6.0 -----------------------------------------------------------------------------
 
 ORIENTATION = 0x0112

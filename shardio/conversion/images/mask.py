@@ -7,6 +7,7 @@ which has no gray, stores them as three equal channels. Other files are refused,
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from shardio.conversion.images.headers import (
     GRAY,
     PALETTE,
     check_pixels,
-    is_lossless_webp,
+    find_chunk,
     is_png,
     is_webp,
     read_png_header,
@@ -45,11 +46,9 @@ def decode_mask(data: bytes) -> Mask:
         raise as_decode_error(error) from None
 
 
-def read_dtype(data: bytes) -> np.dtype[np.uint8] | np.dtype[np.uint16]:
+def read_dtype(data: bytes) -> np.dtype[Any]:
     """Returns the dtype of `decode_mask`, from the header alone. Raises DecodeError for a damaged header of a PNG."""
-    if is_png(data) and read_png_header(data).depth == 16:
-        return np.dtype(np.uint16)
-    return np.dtype(np.uint8)
+    return np.dtype(np.uint16 if is_png(data) and read_png_header(data).depth == 16 else np.uint8)
 
 
 def _decode_png(data: bytes) -> Mask:
@@ -73,7 +72,7 @@ def _decode_png(data: bytes) -> Mask:
 
 def _decode_webp(data: bytes) -> NDArray[np.uint8]:
     check_pixels(*read_webp_size(data))
-    if not is_lossless_webp(data):
+    if data[12:16] == b"VP8 " or find_chunk(data, b"VP8L") is None:
         raise DecodeError("unsupported", f"{_SUPPORTED}, found a WebP that is lossy or animated")
     with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as image:
         image.load()

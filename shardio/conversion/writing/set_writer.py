@@ -182,7 +182,11 @@ class ShardWriter:
             raise ValueError(
                 f"source_size must be (height, width), each from {least} to 2**32 - 1, found {source_size!r}"
             )
-        values = self._array_values(arrays)
+        if arrays.keys() != {spec.name for spec in self.arrays}:
+            expected = ", ".join(spec.name for spec in self.arrays) or "none"
+            found = ", ".join(arrays) or "none"
+            raise TypeError(f"expected values of the arrays of the set ({expected}), found {found}")
+        values = {spec.name: spec.check(arrays[spec.name]) for spec in self.arrays}
         for spec in self._stored[len(self.arrays) :]:  # labels that are no integers
             values[spec.name] = spec.check(as_float32(label))
         if split not in self._splits:
@@ -219,14 +223,6 @@ class ShardWriter:
         if not -(1 << 63) <= number < 1 << 63:
             raise ValueError(f"label must fit in int64, found {number}")
         return number
-
-    def _array_values(self, given: Mapping[str, object]) -> dict[str, NDArray[Any]]:
-        if given.keys() != {spec.name for spec in self.arrays}:
-            expected = ", ".join(spec.name for spec in self.arrays) or "none"
-            raise TypeError(
-                f"expected values of the arrays of the set ({expected}), found {', '.join(given) or 'none'}"
-            )
-        return {spec.name: spec.check(given[spec.name]) for spec in self.arrays}
 
     def _finish_shard(self, state: _OpenSplit) -> None:
         writer, state.writer = state.writer, None
