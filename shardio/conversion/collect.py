@@ -95,7 +95,7 @@ def collect(src: Src, options: ConvertOptions) -> Collection:
     """Scans SRC, and returns its collection with the labels, splits, columns and masks of the options."""
     if isinstance(src, (str, os.PathLike)):
         try:
-            return annotate(read(src, options), options)
+            return annotate(next(readings(src, options, options.empty_classes)), options)
         except SourceError as error:
             if looks_like_a_set(Path(src)):
                 raise SourceError(f"{error}. SRC is a shard set: pass the images as SRC, the set as OUT") from None
@@ -107,13 +107,8 @@ def collect(src: Src, options: ConvertOptions) -> Collection:
     return describe(collection, contents) if contents else collection
 
 
-def read(src: str | os.PathLike[str], options: ConvertOptions) -> Collection:
-    """Returns the collection of SRC with the labels, splits and columns of its tables, but without masks."""
-    return next(readings(src, options, options.empty_classes))
-
-
 def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyClasses) -> Iterator[Collection]:
-    """Yields the collection of SRC for each value of `empty_classes` in `ways`. Scans SRC only once."""
+    """Yields the collection of SRC, without masks, for each value of `empty_classes` in `ways`. Scans SRC only once."""
     contents = _read_tables(options, unlabeled=options.labels == "none")
     labels = "none" if any(content.label_names for content in contents.values()) else options.labels
     listing = list_source(src, options, labels)
@@ -127,10 +122,10 @@ def read_again(src: Path, keys: Set[bytes]) -> Collection:
 
     `keys` are some keys of the set. For parquet files, they show whether its keys begin with the class.
     """
-    collection = read(src, ConvertOptions(labels="none"))
+    collection = collect(src, ConvertOptions(labels="none"))
     if collection.kind != "parquet" or any(one.key in keys for one in chain.from_iterable(collection.splits.values())):
         return collection
-    return read(src, ConvertOptions())  # keys begin with the class, if the images were converted with labels
+    return collect(src, ConvertOptions())  # keys begin with the class, if the images were converted with labels
 
 
 def annotate(collection: Collection, options: ConvertOptions) -> Collection:

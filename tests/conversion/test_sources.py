@@ -34,7 +34,7 @@ from storages import (
     write_webdataset,
 )
 
-from shardio.conversion.collect import read
+from shardio.conversion.collect import collect
 from shardio.conversion.convert import convert
 from shardio.conversion.estimate import estimate
 from shardio.conversion.options import ConvertOptions
@@ -247,7 +247,7 @@ def kept(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> Kept:
     return make
 
 
-def collect(src: Any, labels: Any = None) -> Collection:
+def scanned(src: Any, labels: Any = None) -> Collection:
     if isinstance(src, dict):
         return list_datasets(src).collect()
     return scan(src, labels=labels)
@@ -271,7 +271,7 @@ def test_keys_labels_splits_and_content_are_those_of_the_tree(
 ) -> None:
     """Whichever way folders list their files; and with the labels "none" but for the labels."""
     src, expected, _ = kept(kind)
-    found = collect(src)
+    found = scanned(src)
     assert (found.kind, found.has_pixels) == (KINDS[kind][0], kind not in NO_PIXELS)
     assert list(found.splits) == list(expected)
     is_read = {"dataset": lambda label: -1}.get(kind, lambda label: label)  # those of a dataset come with its items
@@ -302,7 +302,7 @@ def test_keys_labels_splits_and_content_are_those_of_the_tree(
 
     monkeypatch.setattr(os, "scandir", backwards)
     monkeypatch.setattr(os, "listdir", lambda path=".": sorted(listdir(path), reverse=True))
-    assert told(collect(src)) == told(found)
+    assert told(scanned(src)) == told(found)
 
 
 def _place(kind: str, expected: dict[str, Any]) -> Callable[[bytes], Any]:
@@ -331,7 +331,7 @@ def test_what_systems_leave_behind_is_counted_and_changes_nothing(kind: str, dra
 @pytest.mark.parametrize("kind", [*ORIGINS, "csv"])
 def test_an_origin_can_be_sent_and_fingerprints_change_with_the_files(kind: str, drawn: Path, tmp_path: Path) -> None:
     src, expected = build(kind, drawn, tmp_path)
-    found = collect(src)
+    found = scanned(src)
     sent = pickle.loads(pickle.dumps(found))
     split, sources = next(iter(found.splits.items()))
     check_content(sent, sources[-1], expected[split][os.fsdecode(sources[-1].key)][1])
@@ -426,12 +426,12 @@ def test_every_damaged_file_is_made_again_also_from_the_tree(kind: str, kept: Ke
 def test_a_table_describes_the_samples(kind: str, kept: Kept, tmp_path: Path) -> None:
     """Its labels are taken, a sample that it lacks is left out, and a row alone is refused."""
     src, _, _ = kept(kind)
-    listed = collect(src, "none" if kind == "parquet" else None)
+    listed = scanned(src, "none" if kind == "parquet" else None)
     keys = [os.fsdecode(one.key) for sources in listed.splits.values() for one in sources]
     rows = [f"{os.path.splitext(key)[0]},{number / 4},{number}" for number, key in enumerate(keys)][1:]
     (tmp_path / "table.csv").write_text("\n".join(["path,x,y", *rows, "train/missing,1,2"]))
     table = Table(tmp_path / "table.csv", label_columns=["x", "y"])
-    found = read(src, ConvertOptions(table=table))
+    found = collect(src, ConvertOptions(table=table))
     assert found.ignored["image in no table"] == 1
     labels = {os.fsdecode(one.key): one.label for sources in found.splits.values() for one in sources}
     assert labels == {**{key: (i / 4, i) for i, key in enumerate(keys) if i}, "train/missing": (1, 2)}

@@ -11,7 +11,7 @@ import pytest
 from folders import put
 from storages import rows
 
-from shardio.conversion.collect import read
+from shardio.conversion.collect import collect
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.listed import list_table
@@ -233,7 +233,7 @@ def test_a_split_may_be_without_labels(folder: Path) -> None:
 
 def described(folder: Path, src: Path, text: str, **options: Any) -> Collection:
     (folder / "table.csv").write_text(text)
-    return read(src, ConvertOptions(table=Table(folder / "table.csv", **options)))
+    return collect(src, ConvertOptions(table=Table(folder / "table.csv", **options)))
 
 
 def test_a_table_with_labels_lists_the_images_of_a_folder(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def split_tables(folder: Path, train: str, val: str) -> Collection:
     for name, text in (("train", train), ("val", val)):
         (folder / f"{name}.csv").write_text(text)
     paths = {"train": str(folder / "train.csv"), "val": folder / "val.csv"}
-    return read(folder / "src", ConvertOptions(table=paths))
+    return collect(folder / "src", ConvertOptions(table=paths))
 
 
 def test_an_image_is_in_one_table_alone(tmp_path: Path) -> None:
@@ -291,10 +291,10 @@ def test_tables_of_splits_have_the_same_columns_of_labels_in_the_same_order(tmp_
             "val": Table(tmp_path / "val.csv", label_columns=columns),
         }
         with pytest.raises(SourceError, match=message) if message else contextlib.nullcontext():
-            read(tmp_path / "src", ConvertOptions(table=tables))
+            collect(tmp_path / "src", ConvertOptions(table=tables))
     tables = {"train": Table(tmp_path / "train.csv", columns=["a"]), "val": Table(tmp_path / "val.csv", columns=[])}
     with pytest.raises(SourceError, match="same columns of numbers"):
-        read(tmp_path / "src", ConvertOptions(table=tables, labels="none"))
+        collect(tmp_path / "src", ConvertOptions(table=tables, labels="none"))
 
 
 def test_a_table_of_each_split_may_leave_out_the_folder_of_the_split(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_a_table_of_each_split_may_leave_out_the_folder_of_the_split(tmp_path: P
     for split, text in (("train", "path,label\n1.jpg,x\n2.jpg,y\n"), ("val", "path,label\nval/1.jpg,y\n")):
         (tmp_path / f"{split}.csv").write_text(text)
     tables = {split: Table(tmp_path / f"{split}.csv") for split in ("train", "val")}
-    found = read(tmp_path / "src", ConvertOptions(table=tables))
+    found = collect(tmp_path / "src", ConvertOptions(table=tables))
     assert {split: rows(found, split) for split in found.splits} == {
         "train": [(b"train/1.jpg", 0), (b"train/2.jpg", 1)],
         "val": [(b"val/1.jpg", 1)],
@@ -310,7 +310,7 @@ def test_a_table_of_each_split_may_leave_out_the_folder_of_the_split(tmp_path: P
     }
     (tmp_path / "train.csv").write_text("path,label\n1.jpg,x\ntest/1.jpg,y\n")
     with pytest.raises(SourceError, match=r"(?s)train\.csv.*line 3: expected an image .* no split without a table"):
-        read(tmp_path / "src", ConvertOptions(table=tables))
+        collect(tmp_path / "src", ConvertOptions(table=tables))
 
 
 def test_a_table_without_labels_adds_to_the_images_of_class_folders(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from pictures import random_picture, write_jpeg
 
-from shardio.conversion.collect import read
+from shardio.conversion.collect import collect
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.listing import Labels
@@ -229,7 +229,7 @@ def npy_bytes(*arrays: Any) -> bytes:
 
 def scan(src: str | os.PathLike[str], source: Any = "auto", **options: Any) -> Collection:
     """Returns the images of SRC as `convert` finds them."""
-    return read(src, ConvertOptions(source=source, **options))
+    return collect(src, ConvertOptions(source=source, **options))
 
 
 def scan_tree(root: Path, labels: Labels | None = None) -> Collection:

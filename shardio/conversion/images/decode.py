@@ -29,17 +29,14 @@ from shardio.conversion.images.headers import (
     check_pixels,
     describe_unsupported,
     find_chunk,
-    is_avif,
-    is_jpeg,
-    is_png,
-    is_webp,
+    format_of,
     read_jpeg_header,
     read_orientation,
     read_png_header,
     read_webp_size,
     without_junk,
 )
-from shardio.conversion.images.others import check_palette, decode_other, open_avif
+from shardio.conversion.images.others import DECODERS, check_palette, open_avif
 from shardio.errors import DecodeError, Reason
 
 JUNK = "junk in the header left out"
@@ -167,7 +164,7 @@ def decode_leniently(data: bytes, side: int) -> NDArray[np.uint8] | None:
     """
     strict, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, True
     try:
-        if is_jpeg(data) and read_jpeg_header(data).num_scans > MAX_SCANS:
+        if format_of(data) == "JPEG" and read_jpeg_header(data).num_scans > MAX_SCANS:
             return None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -189,21 +186,22 @@ def decode_leniently(data: bytes, side: int) -> NDArray[np.uint8] | None:
 
 
 def _decode_bytes(data: bytes, exif_rotate: bool, background: Color, least_size: LeastSize | None) -> DecodedImage:
-    orientation = UPRIGHT  # of a TIFF, Pillow itself applies the orientation
+    kind, orientation = format_of(data), UPRIGHT  # of a TIFF, Pillow itself applies the orientation
     if exif_rotate:
-        orientation = open_avif(data).getexif().get(ORIENTATION, UPRIGHT) if is_avif(data) else read_orientation(data)
-    if is_jpeg(data):
+        orientation = open_avif(data).getexif().get(ORIENTATION, UPRIGHT) if kind == "AVIF" else read_orientation(data)
+    if kind == "JPEG":
         # The last pixels of a reduced picture may stand for fewer rows than others: a turn must not make them first.
         decoded = _decode_jpeg(data, least_size if orientation == UPRIGHT else None)
-    elif is_png(data):
+    elif kind == "PNG":
         decoded = _decode_png(data, background)
-    elif is_webp(data):
+    elif kind == "WebP":
         check_pixels(*read_webp_size(data))  # before Pillow opens it, which allocates two whole pictures
         with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as image:
             image.load()
             decoded = _first_picture(image, "WebP" if image.is_animated else "", background)
-    elif found := decode_other(data):
-        decoded = _first_picture(*found, background)
+    elif kind:
+        picture, has_more = DECODERS[kind](data)
+        decoded = _first_picture(picture, kind if has_more else "", background)
     else:
         raise DecodeError(*describe_unsupported(data))
     return replace(decoded, pixels=turn(decoded.pixels, orientation), orientation=orientation)

@@ -33,6 +33,16 @@ MAX_SOURCE_NBYTES = 288 << 20
 UPRIGHT = 1
 """The Exif orientation of a picture that needs no rotation or mirroring."""
 
+_FORMATS = {
+    "JPEG": re.compile(rb"\xff\xd8\xff"),
+    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "WebP": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+    "GIF": re.compile(rb"GIF8[79]a"),
+    "TIFF": re.compile(rb"II\*\0|MM\0\*"),
+    # Text may begin with the first two bytes: with more of the header, no number from text gets into a message.
+    "BMP": re.compile(rb"BM.{12}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0", re.DOTALL),
+    "PPM": re.compile(rb"P[1-6][\s#]"),
+}
 _OTHER_KINDS = {
     b"II+\0": "a BigTIFF",
     b"MM\0+": "a BigTIFF",
@@ -67,21 +77,15 @@ def holds_image(path: str) -> bool:
             first = file.read(64)
     except OSError:
         return True
-    return any(is_kind(first) for is_kind in (is_jpeg, is_png, is_webp, is_gif, is_tiff, is_avif))
+    return format_of(first) not in ("", "BMP", "PPM")  # text may begin like these
 
 
-def is_gif(data: bytes) -> bool:
-    return data.startswith((b"GIF87a", b"GIF89a"))
-
-
-def is_tiff(data: bytes) -> bool:
-    return data[:4] in BYTE_ORDERS
-
-
-def is_avif(data: bytes) -> bool:
-    """Whether the brands of a file (ISO/IEC 23000-22) say that it is an AVIF picture or an AVIF sequence."""
-    brands = data[8 : int.from_bytes(data[:4], "big")][:64]
-    return data[4:8] == b"ftyp" and (b"avif" in brands or b"avis" in brands)
+def format_of(data: bytes) -> str:
+    """Returns the format of an image's file, such as "JPEG", from its first bytes; "" if it has none that we decode."""
+    brands = data[8 : min(72, int.from_bytes(data[:4], "big"))]  # ISO/IEC 23000-22: of a picture, of a sequence
+    if data[4:8] == b"ftyp" and (b"avif" in brands or b"avis" in brands):
+        return "AVIF"
+    return next((name for name, magic in _FORMATS.items() if magic.match(data)), "")
 
 
 def check_pixels(width: int, height: int) -> None:
@@ -121,11 +125,11 @@ def read_orientation(data: bytes) -> int:
 
     A broken Exif block is ignored, as viewers do.
     """
-    exif: bytes | None = None
-    if is_jpeg(data):
+    kind, exif = format_of(data), None
+    if kind == "JPEG":
         segments = (data[one.start + 4 : one.end] for one in read_jpeg_header(data).segments if one.marker == _APP1)
         exif = next((content for content in segments if content.startswith(b"Exif\0\0")), None)
-    elif is_png(data):
+    elif kind == "PNG":
         exif = find_chunk(data, b"eXIf")
     elif data[12:16] == b"VP8X" and _number(data, 20, 21) & _HAS_EXIF:
         exif = find_chunk(data, b"EXIF")
@@ -181,10 +185,6 @@ class JpegHeader:
     def is_supported(self) -> bool:
         """Whether libjpeg-turbo decodes such a JPEG: 8 bits per channel; baseline, extended or progressive."""
         return self.precision == 8 and self.frame not in _LOSSLESS_OR_HIERARCHICAL
-
-
-def is_jpeg(data: bytes) -> bool:
-    return data[:3] == b"\xff\xd8\xff"
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader:
@@ -261,7 +261,6 @@ def without_junk(data: bytes, header: JpegHeader) -> bytes:
 
 # --- PNG (third edition) ----------------------------------------------------------------------------------------------
 
-_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _IHDR_NBYTES = 13
 # The name and the size of a chunk: the name is after the size in a PNG, and before it in a WebP.
 _PNG_CHUNK, _WEBP_CHUNK = struct.Struct(">0sI4s"), struct.Struct("<4sI0s")
@@ -279,10 +278,6 @@ class PngHeader:
     color_type: int
 
 
-def is_png(data: bytes) -> bool:
-    return data.startswith(_PNG_MAGIC)
-
-
 def read_png_header(data: bytes) -> PngHeader:
     """Returns the header of a PNG. Raises DecodeError if the first chunk is not a complete IHDR.
 
@@ -298,7 +293,7 @@ def find_chunk(data: bytes, name: bytes) -> bytes | None:
 
     Raises DecodeError if there are more than MAX_PARTS chunks before it.
     """
-    layout, position = (_PNG_CHUNK, len(_PNG_MAGIC)) if is_png(data) else (_WEBP_CHUNK, 12)
+    layout, position = (_PNG_CHUNK, 8) if format_of(data) == "PNG" else (_WEBP_CHUNK, 12)
     count = 0
     while position + 8 <= len(data):
         check_parts(count := count + 1)
@@ -314,10 +309,6 @@ def find_chunk(data: bytes, name: bytes) -> bytes | None:
 # --- WebP (RFC 9649) --------------------------------------------------------------------------------------------------
 
 _HAS_EXIF = 0x08
-
-
-def is_webp(data: bytes) -> bool:
-    return data[:4] == b"RIFF" and data[8:12] == b"WEBP"
 
 
 def _number(data: bytes, start: int, stop: int) -> int:

@@ -20,8 +20,7 @@ from shardio.conversion.images.headers import (
     PALETTE,
     check_pixels,
     find_chunk,
-    is_png,
-    is_webp,
+    format_of,
     read_png_header,
     read_webp_size,
 )
@@ -36,9 +35,9 @@ _COLOR_TYPES = {COLOR: "color", 4: "gray with alpha", 6: "color with alpha"}
 def decode_mask(data: bytes) -> Mask:
     """Returns the numbers of an encoded mask, uint8 or (16-bit PNG) uint16, (height, width). Raises DecodeError."""
     try:
-        if is_png(data):
+        if (kind := format_of(data)) == "PNG":
             return _decode_png(data)
-        if is_webp(data):
+        if kind == "WebP":
             return _decode_webp(data)
         found = "another file" if data else "an empty file"
         raise DecodeError("unsupported" if data else "empty", f"{_SUPPORTED}, found {found}")
@@ -48,7 +47,7 @@ def decode_mask(data: bytes) -> Mask:
 
 def read_dtype(data: bytes) -> np.dtype[Any]:
     """Returns the dtype of `decode_mask`, from the header alone. Raises DecodeError for a damaged header of a PNG."""
-    return np.dtype(np.uint16 if is_png(data) and read_png_header(data).depth == 16 else np.uint8)
+    return np.dtype(np.uint16 if format_of(data) == "PNG" and read_png_header(data).depth == 16 else np.uint8)
 
 
 def _decode_png(data: bytes) -> Mask:

@@ -10,9 +10,8 @@ import contextlib
 import ctypes
 import io
 import logging
-import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -22,24 +21,8 @@ from numpy.typing import NDArray
 from PIL import BmpImagePlugin, GifImagePlugin, Image, PpmImagePlugin, features
 from PIL import TiffImagePlugin as Tiff
 
-from shardio.conversion.images.headers import BYTE_ORDERS, check_parts, check_pixels, is_avif, is_gif, is_tiff, tags_in
+from shardio.conversion.images.headers import BYTE_ORDERS, check_parts, check_pixels, tags_in
 from shardio.errors import DecodeError
-
-
-def decode_other(data: bytes) -> tuple[Image.Image, str] | None:
-    """Returns (the first picture, the name of the format if there are more, else ""); None for other formats."""
-    for kind, is_kind, decode in (
-        ("GIF", is_gif(data), _decode_gif),
-        ("TIFF", is_tiff(data), _decode_tiff),
-        ("AVIF", is_avif(data), _decode_avif),
-        # Text may begin with the first two bytes: with more of the header, no number from text gets into a message.
-        ("BMP", re.match(rb"BM.{12}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0", data, re.DOTALL), _decode_bmp),
-        ("PPM", re.match(rb"P[1-6][\s#]", data), _decode_pnm),
-    ):
-        if is_kind:
-            image, has_more = decode(data)
-            return image, kind if has_more else ""
-    return None
 
 
 def check_palette(image: Image.Image, num_colors: int) -> None:
@@ -287,3 +270,13 @@ def _decode_pnm(data: bytes) -> tuple[Image.Image, bool]:
         raise DecodeError("damaged", f"expected numbers up to {most} in a PPM, found {values.max()}")
     levels = ((np.arange(most + 1) * 255 + most // 2) // most).astype(np.uint8)
     return Image.fromarray(np.stack([levels[row] for row in values])), False
+
+
+DECODERS: Mapping[str, Callable[[bytes], tuple[Image.Image, bool]]] = {
+    "GIF": _decode_gif,
+    "TIFF": _decode_tiff,
+    "AVIF": _decode_avif,
+    "BMP": _decode_bmp,
+    "PPM": _decode_pnm,
+}
+"""The decoder of each format, by the name that `format_of` returns."""

@@ -107,20 +107,14 @@ def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
 
 def _expand(pattern: str) -> list[str]:
     """Returns the paths of the files that match a pattern: braces are expanded as in a shell, then *, ? and []."""
-    paths: dict[str, None] = {}
-    missing = []
     names = list(islice(_expand_braces(pattern), _MOST_TARS + 1))
     if len(names) > _MOST_TARS:
         raise SourceError(f"{pattern}: expected braces that stand for at most {_MOST_TARS:,} names, found more")
-    for text in names:
-        found = sorted(glob.glob(text)) if _MAGIC.search(text) else [text] * os.path.exists(text)
-        paths |= dict.fromkeys(found)
-        if not found:
-            missing.append(text)
-    if missing:
+    found = {text: sorted(glob.glob(text)) for text in names}
+    if missing := [text for text, paths in found.items() if not paths]:
         found_none = f"found none for {missing[0]!r} ({counted(len(missing), 'name')} without a file)"
         raise SourceError(f"{pattern}: expected at least one file for each name in the pattern, {found_none}")
-    return list(paths)
+    return list(dict.fromkeys(chain.from_iterable(found.values())))
 
 
 def _expand_braces(text: str) -> Iterator[str]:
