@@ -164,15 +164,15 @@ def _measure(
     the shorter side in pixels of each measured image that would not be refused). `task` is any task of the conversion;
     its own sources are not used.
     """
-    order = spread(len(sources))
-    if task.origin.copies_nbytes():
+    order, found = spread(len(sources)), {}
+    if task.origin.copies_nbytes():  # a conversion reads copies instead, so reading is not timed
         found = _read_ahead(task.origin, (sources[number] for number in order[:_MOST_READ_AHEAD]), seconds)
-        order, task = order[: len(found)], replace(task, origin=_ReadAhead(found, masks=task.origin.masks))
+        order = order[: len(found)]
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
     def outcome(source: Source) -> tuple[str, int]:
         pixels = np.empty(0 if task.pixels_row is None else task.pixels_row.shape, np.uint8)
-        result = prepare(task, (source, pixels))
+        result = prepare(task, (source, pixels), found.get(source))
         if isinstance(result, Reject):
             return result.reason, 0
         return "", min(result.source_size)
@@ -195,22 +195,7 @@ def _measure(
     return len(outcomes) / elapsed * workers / threads, reasons, sides
 
 
-@dataclass(frozen=True)
-class _ReadAhead(Origin):
-    """An origin of images already in memory: a conversion reads copies instead of parquet, so reading is not timed."""
-
-    images: Mapping[Source, Future[bytes | DatasetItem]]
-
-    def read(self, source: Source) -> bytes | DatasetItem:
-        return self.images[source].result()
-
-    def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        return [""] * len(sources)
-
-
-def _read_ahead(
-    origin: Origin, sources: Iterable[Source], seconds: float
-) -> Mapping[Source, Future[bytes | DatasetItem]]:
+def _read_ahead(origin: Origin, sources: Iterable[Source], seconds: float) -> dict[Source, Future[bytes | DatasetItem]]:
     """Reads the sources that can be read within `seconds`, at least the first. Returns the finished futures."""
     deadline = time.monotonic() + seconds
     found: dict[Source, Future[bytes | DatasetItem]] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -66,8 +66,12 @@ class PreparedSample(NamedTuple):
     """The values of the task's arrays, by name."""
 
 
-def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> PreparedSample | Reject:
+def prepare(
+    task: ShardTask, item: tuple[Source, NDArray[np.uint8]], ahead: Future[bytes | DatasetItem] | None = None
+) -> PreparedSample | Reject:
     """Reads and decodes a source, and resizes it into a row of pixels. `item` is (source, row).
+
+    `ahead` has the result of reading the source, if it has been read already.
 
     Returns the rest of the sample, or a Reject if the source is refused. The content of the row is then arbitrary, and
     also if samples have no pixels.
@@ -78,7 +82,7 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Prepared
     fit = task.fit
     with KeptWarnings() as warned:
         try:
-            found = task.origin.read(source)
+            found = task.origin.read(source) if ahead is None else ahead.result()
             if fit is None:
                 assert isinstance(found, DatasetItem)
                 return PreparedSample(source.key, found.label, (0, 0), 0, "", _make_values(task, source, found, None))
