@@ -172,19 +172,13 @@ def with_tables(src: Path, tables: Sequence[str], **others: Any) -> tuple[Any, d
     given = {name: others.pop(name) for name in names}
     if not tables:
         return Table(src, **given) if any(given.values()) else src, others
-    found = {split: Table(file, **given) for split, file in _by_split(tables).items()}
-    return src, {**others, "table": found.get("", found) if len(found) == 1 else found}
-
-
-def _by_split(texts: Sequence[str]) -> dict[str, str]:
-    """Returns the files of --table by split. A file without SPLIT= has the split ""."""
-    named = [text.partition("=") if "=" in text and not os.path.exists(text) else ("", "", text) for text in texts]
-    found = {split: file for split, _, file in named}
+    named = [text.partition("=") if "=" in text and not os.path.exists(text) else ("", "", text) for text in tables]
+    found = {split: Table(file, **given) for split, _, file in named}
     if len(found) < len(named) or ("" in found and len(found) > 1):
         raise click.BadParameter(
-            f"expected one FILE, or SPLIT=FILE once per split; found {', '.join(texts)}", param_hint="--table"
+            f"expected one FILE, or SPLIT=FILE once per split; found {', '.join(tables)}", param_hint="--table"
         )
-    return found
+    return src, {**others, "table": found.get("", found) if len(found) == 1 else found}
 
 
 random_seed = click.IntRange(0, (1 << 64) - 1)
@@ -317,6 +311,14 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 }
 
 
+_TEXTS = {
+    "size": str(ConvertOptions.size),
+    "shard_size": f"{ConvertOptions.shard_size >> 30}GiB",
+    "max_bad": f"{ConvertOptions.max_bad:.0%}",
+}
+"""The defaults of these options, as their parsers accept them."""
+
+
 def convert_options(*names: str) -> Callable[[Command], Command]:
     """Returns a decorator that adds the named options of `convert`; without names, all that have a `help`."""
     found = {one.name: one for one in fields(ConvertOptions) if "help" in one.metadata}
@@ -335,12 +337,5 @@ def _made_option(one: Field[Any]) -> Callable[[Command], Command]:
     elif metavar == "DIR":
         made["type"] = folder
     elif one.name in _PARSERS:
-        made |= {"callback": parsed(_PARSERS[one.name]), "default": _as_text(one.default)}
+        made |= {"callback": parsed(_PARSERS[one.name]), "default": _TEXTS.get(one.name)}
     return click.option(f"--{one.name.replace('_', '-')}", **made)
-
-
-def _as_text(default: Any) -> str | None:
-    """Returns the default of an option as text that the option's parser accepts; None if there is no default."""
-    if isinstance(default, float):
-        return f"{default:.0%}"
-    return default and (str(default) if default < 1 << 30 else f"{default >> 30}GiB")

@@ -214,9 +214,9 @@ class Conversion:
                 f"{plan.out / damaged[0]}: expected the bytes that were written, found other bytes. Run the same "
                 "command again to make the shard again"
             )
-        records_of: dict[str, list[ShardRecord]] = {name: [] for name in collection.splits}
-        for task in plan.tasks:
-            records_of[task.split].append(self._records[task.name])
+        records_of = {
+            name: [self._records[task.name] for task in plan.tasks if task.split == name] for name in collection.splits
+        }
         for name, records in records_of.items():
             if not any(len(record.rows) for record in records):
                 raise ConvertError(f"{plan.out}: split {name!r}: every image was refused, so nothing is published")

@@ -134,10 +134,15 @@ class Plan:
         specs = collection.arrays
         given = {one.name: [one.kind, one.row.dtype, list(one.row.shape)] for one in specs if one.source == "item"}
         masks = [spec.dtype.name for spec in specs if spec.source == "file"]
+        sha256 = _hash(repr(collection.classes) + collection.identity)
+        for split, sources in collection.splits.items():
+            sha256.update(f"\0{split}\0{len(sources)}\0".encode())
+            for source in sources:
+                sha256.update(b"%s %s\0" % (str(source.label).encode(), source.key))
         return {
             **self.options.describe(),
             "num_sources": collection.num_sources,
-            "sources_sha256": _hash_sources(collection),
+            "sources_sha256": sha256.hexdigest(),
             **({"class_names_sha256": _hash(repr(names)).hexdigest()} if names else {}),
             **({"columns_sha256": columns.sha256(keys)} if columns else {}),
             **({"arrays": given} if given else {}),
@@ -211,15 +216,6 @@ def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[So
 
 def _hash(text: str) -> hashlib._Hash:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape"))
-
-
-def _hash_sources(collection: Collection) -> str:
-    sha256 = _hash(repr(collection.classes) + collection.identity)
-    for split, sources in collection.splits.items():
-        sha256.update(f"\0{split}\0{len(sources)}\0".encode())
-        for source in sources:
-            sha256.update(b"%s %s\0" % (str(source.label).encode(), source.key))
-    return sha256.hexdigest()
 
 
 _HASHED = {

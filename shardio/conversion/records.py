@@ -96,13 +96,9 @@ def joined_arrays(plan: Plan, rows: NDArray[np.void], records: Sequence[ShardRec
     `rows` are the index rows of the samples, and `records` the records of the tasks that made them. The values of
     columns come from tables, by the keys in `rows`.
     """
-    columns = plan.collection.columns
-    parts: dict[str, list[NDArray[Any]]] = {}
-    for record in records:
-        for name, part in record.arrays.items():
-            parts.setdefault(name, []).append(part.numbers)
+    columns, made = plan.collection.columns, [record.arrays for record in records if record.arrays]
     return {
-        **{name: np.concatenate(found) for name, found in parts.items()},
+        **{name: np.concatenate([arrays[name].numbers for arrays in made]) for name in (made[0] if made else ())},
         **(columns.of(rows["key"].tolist()) if columns else {}),
     }
 

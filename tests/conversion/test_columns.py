@@ -148,7 +148,7 @@ def test_a_csv_may_be_quoted_have_a_byte_order_mark_crlf_empty_lines_and_columns
     text = '\ufeffscore, path ,"n"\r\n0.5,"n01/a.jpg",1\r\n\r\n"",n02/c.jpg, 3\r\n0.25,n01/b.jpg,2'
     path.write_bytes(text.encode())
     table = read(path, "score", "n")
-    assert list(table.types.items()) == [("score", "<f8"), ("n", "<i8")]
+    assert [(spec.name, spec.row.dtype) for spec in table.specs] == [("score", "<f8"), ("n", "<i8")]
     assert list(table.rows) == [b"n01/a.jpg", b"n02/c.jpg", b"n01/b.jpg"]
     np.testing.assert_array_equal(table.values["score"], [0.5, NAN, 0.25])
     assert table.values["n"].tolist() == [1, 3, 2]

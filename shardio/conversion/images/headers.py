@@ -217,13 +217,13 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
             frame = segments[-1]
     if frame is None or frame.end - frame.start < 10:
         raise DecodeError("damaged", "the JPEG has no frame header before its first scan")
-    body = data[frame.start + 4 : frame.end]
+    precision, height, width, num_components = struct.unpack_from(">BHHB", data, frame.start + 4)
     # A sequential frame whose first scan has all components has no other: decoders refuse a second one.
-    single_scan = frame.marker in _SEQUENTIAL and data[segments[-1].start + 4] == body[5]
+    single_scan = frame.marker in _SEQUENTIAL and data[segments[-1].start + 4] == num_components
     return JpegHeader(
-        width=int.from_bytes(body[3:5], "big"),
-        height=int.from_bytes(body[1:3], "big"),
-        precision=body[0],
+        width=width,
+        height=height,
+        precision=precision,
         frame=frame.marker,
         num_scans=1 if single_scan else _count_scans(data, segments[-1].start),
         segments=tuple(segments),

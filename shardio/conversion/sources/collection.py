@@ -189,17 +189,13 @@ class ColumnTable:
     """The numbers of each column, by the column's name."""
 
     @property
-    def types(self) -> dict[str, str]:
-        """The dtype of each column, such as "<f8", by the column's name."""
-        return {name: numbers.dtype.str for name, numbers in self.values.items()}
-
-    @property
     def specs(self) -> tuple[ArraySpec, ...]:
-        return tuple(ArraySpec(name, "array", RowType(dtype, ()), "column") for name, dtype in self.types.items())
+        rows = {name: RowType(numbers.dtype.str, ()) for name, numbers in self.values.items()}
+        return tuple(ArraySpec(name, "array", row, "column") for name, row in rows.items())
 
     def sha256(self, splits: Iterable[Sequence[bytes]]) -> str:
         """Returns the sha256 of the columns' names, dtypes and numbers. `splits` has the keys of each split."""
-        sha256 = hashlib.sha256(repr(self.types).encode())
+        sha256 = hashlib.sha256(repr({name: numbers.dtype.str for name, numbers in self.values.items()}).encode())
         for keys in splits:
             for numbers in self.of(keys).values():
                 sha256.update(numbers.tobytes())

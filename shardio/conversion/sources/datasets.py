@@ -63,9 +63,39 @@ class DatasetOrigin(Origin):
 
     def read(self, source: Source) -> DatasetItem:
         """Returns an item. Raises DecodeError for an error of the dataset, TypeError or ValueError if it is invalid."""
-        where, number = source.item()
-        split = where.decode()
-        return _given(_get(self.datasets[split], number), f"dataset {split!r}, item {number}", self)
+        name, number = source.item()
+        split = name.decode()
+        item, where = _get(self.datasets[split], number), f"dataset {split!r}, item {number}"
+        image, told, given = _parts(item, where, self.has_pixels)
+        names = [spec.name for spec in self.arrays]
+        if any(name not in given for name in names):
+            found = f"the keys {', '.join(map(str, item))}" if isinstance(item, Mapping) else type(item).__name__
+            expected = ", ".join(["image"] * self.has_pixels + names)
+            raise TypeError(f"{where}: expected a dict with the keys {expected}, found {found:.200}")
+        if not self.has_pixels and (extra := [name for name in given if name not in {"label", LABELS_NAME, *names}]):
+            raise TypeError(f"{where}: expected only arrays that the first item has, found {extra[0]!r:.80}, too")
+        try:
+            torch = sys.modules.get("torch")  # without it, there are no tensors
+            if self.has_pixels:
+                image = check_object(_to_array(image) if torch and isinstance(image, torch.Tensor) else image)
+        except TypeError as error:
+            raise TypeError(f"{where}: {error}") from None
+        label = _label(told, where, as_floats=isinstance(self.like, tuple))
+        if _kind(label) != _kind(self.like):
+            raise TypeError(
+                f"{where}: expected a label of the type and length of {self.like!r:.80}, found {told!r:.80}"
+            )
+        most = (self.num_classes or MAX_CLASSES) - 1
+        if isinstance(label, int) and not 0 <= label <= most:
+            raise ValueError(f"{where}: expected a label from 0 to {most}, found {label}")
+        values = {}
+        for spec in self.arrays:
+            check = spec.check_dtype if spec.kind == "mask" else spec.check  # a mask has the size of its picture
+            # A copy, as the dataset may use its memory again for the next item.
+            values[spec.name] = check(given[spec.name], f"{where}: ").copy()
+        for spec in label_array(label):
+            values[spec.name] = np.array(label, spec.dtype).reshape(spec.row.shape)
+        return DatasetItem(image, label if isinstance(label, int) else None, values)
 
     def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
         """Returns the identity of all datasets for each source. It may stay the same when an item changes."""
@@ -218,38 +248,6 @@ def _label(label: Any, where: str, *, as_floats: bool = False) -> Label:
     if numbers.ndim > 1 or numbers.shape in ((0,), (1,)):
         raise TypeError(f"{where}: expected a number or a vector of at least two numbers as label, found {label!r:.80}")
     return tuple(map(float, numbers.reshape(-1)))
-
-
-def _given(item: Any, where: str, origin: DatasetOrigin) -> DatasetItem:
-    like, arrays, has_pixels = origin.like, origin.arrays, origin.has_pixels
-    image, told, given = _parts(item, where, has_pixels)
-    names = [spec.name for spec in arrays]
-    if any(name not in given for name in names):
-        found = f"the keys {', '.join(map(str, item))}" if isinstance(item, Mapping) else type(item).__name__
-        expected = ", ".join(["image"] * has_pixels + names)
-        raise TypeError(f"{where}: expected a dict with the keys {expected}, found {found:.200}")
-    if not has_pixels and (extra := [name for name in given if name not in {"label", LABELS_NAME, *names}]):
-        raise TypeError(f"{where}: expected only arrays that the first item has, found {extra[0]!r:.80}, too")
-    try:
-        torch = sys.modules.get("torch")  # without it, there are no tensors
-        if has_pixels:
-            image = check_object(_to_array(image) if torch and isinstance(image, torch.Tensor) else image)
-    except TypeError as error:
-        raise TypeError(f"{where}: {error}") from None
-    label = _label(told, where, as_floats=isinstance(like, tuple))
-    if _kind(label) != _kind(like):
-        raise TypeError(f"{where}: expected a label of the type and length of {like!r:.80}, found {told!r:.80}")
-    most = (origin.num_classes or MAX_CLASSES) - 1
-    if isinstance(label, int) and not 0 <= label <= most:
-        raise ValueError(f"{where}: expected a label from 0 to {most}, found {label}")
-    values = {}
-    for spec in arrays:
-        check = spec.check_dtype if spec.kind == "mask" else spec.check  # a mask has the size of its picture
-        # A copy, as the dataset may use its memory again for the next item.
-        values[spec.name] = check(given[spec.name], f"{where}: ").copy()
-    for spec in label_array(label):
-        values[spec.name] = np.array(label, spec.dtype).reshape(spec.row.shape)
-    return DatasetItem(image, label if isinstance(label, int) else None, values)
 
 
 def _kind(label: Label) -> object:

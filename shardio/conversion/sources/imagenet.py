@@ -13,7 +13,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -143,7 +143,7 @@ class _Devkit:
     path: Path
     words: dict[str, str]
     """The words of each class, such as "tench, Tinca tinca", by WordNet id. Classes are synsets without children."""
-    truth: tuple[str, ...]
+    truth: Sequence[str]
     """The WordNet id of each validation image, in the order of the numbers of the images."""
 
 
@@ -175,7 +175,14 @@ def _read_devkit(folder: Path) -> _Devkit | None:
     if missing := [name for name in wanted if name not in files]:
         raise SourceError(f"{path}: the devkit has no {missing[0]}: download the devkit again")
     leaves, words = _read_synsets(path, files[_SYNSETS_NAME])
-    return _Devkit(path, words, tuple(_read_truth(path, files[_TRUTH_NAME], leaves)))
+    truth = []
+    for line, text in enumerate(files[_TRUTH_NAME].split(), start=1):
+        number = int(text) if re.fullmatch(rb"\d{1,9}", text) else None
+        if number not in leaves:
+            found = f"found the number {os.fsdecode(text)!r:.80}"
+            raise SourceError(f"{path}: {_TRUTH_NAME}: line {line}: expected a synset without children, {found}")
+        truth.append(leaves[number])
+    return _Devkit(path, words, truth)
 
 
 def _read_synsets(path: Path, data: bytes) -> tuple[dict[int, str], dict[str, str]]:
@@ -202,15 +209,6 @@ def _read_synsets(path: Path, data: bytes) -> tuple[dict[int, str], dict[str, st
             f"{counted(len(rows), 'class')}, not all of them so: download the devkit again"
         )
     return leaves, words
-
-
-def _read_truth(path: Path, data: bytes, leaves: dict[int, str]) -> Iterator[str]:
-    for line, text in enumerate(data.split(), start=1):
-        number = int(text) if re.fullmatch(rb"\d{1,9}", text) else None
-        if number not in leaves:
-            found = f"found the number {os.fsdecode(text)!r:.80}"
-            raise SourceError(f"{path}: {_TRUTH_NAME}: line {line}: expected a synset without children, {found}")
-        yield leaves[number]
 
 
 _IMAGES = ("ILSVRC", "Data", "CLS-LOC")

@@ -87,9 +87,7 @@ class ParquetOrigin(FileOrigin):
         return self.spool / f"{name[:32]}.images"
 
     def _missing(self) -> list[bytes]:
-        if self.spool is None:
-            return list(self.files)
-        return [where for where in self.files if not self._spool_path(where).exists()]
+        return [where for where in self.files if self.spool is None or not self._spool_path(where).exists()]
 
     def copies_nbytes(self) -> int:
         return sum(self.files[where].nbytes for where in self._missing())

@@ -90,7 +90,15 @@ def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
     if is_pattern(src):
         fixed = _MAGIC.split(str(src), maxsplit=1)[0]
         folder = Path(os.path.dirname(fixed))
-        return folder, [os.path.relpath(path, folder) for path in _expand(str(src))], ignored
+        names = list(islice(_expand_braces(str(src)), _MOST_TARS + 1))
+        if len(names) > _MOST_TARS:
+            raise SourceError(f"{src}: expected braces that stand for at most {_MOST_TARS:,} names, found more")
+        found = {name: sorted(glob.glob(name)) for name in names}
+        if missing := [name for name, paths in found.items() if not paths]:
+            found_none = f"found none for {missing[0]!r} ({counted(len(missing), 'name')} without a file)"
+            raise SourceError(f"{src}: expected at least one file for each name in the pattern, {found_none}")
+        paths = dict.fromkeys(chain.from_iterable(found.values()))
+        return folder, [os.path.relpath(path, folder) for path in paths], ignored
     if not src.is_dir():
         return src.parent, [src.name], ignored
     tars = []
@@ -105,19 +113,8 @@ def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
     return src, tars, ignored
 
 
-def _expand(pattern: str) -> list[str]:
-    """Returns the paths of the files that match a pattern: braces are expanded as in a shell, then *, ? and []."""
-    names = list(islice(_expand_braces(pattern), _MOST_TARS + 1))
-    if len(names) > _MOST_TARS:
-        raise SourceError(f"{pattern}: expected braces that stand for at most {_MOST_TARS:,} names, found more")
-    found = {text: sorted(glob.glob(text)) for text in names}
-    if missing := [text for text, paths in found.items() if not paths]:
-        found_none = f"found none for {missing[0]!r} ({counted(len(missing), 'name')} without a file)"
-        raise SourceError(f"{pattern}: expected at least one file for each name in the pattern, {found_none}")
-    return list(dict.fromkeys(chain.from_iterable(found.values())))
-
-
 def _expand_braces(text: str) -> Iterator[str]:
+    """Yields the names that a pattern stands for, with its braces expanded as in a shell."""
     start = text.find("{")
     if start < 0:
         yield text
@@ -147,7 +144,10 @@ def _expand_braces(text: str) -> Iterator[str]:
 
 
 def _walk(folder: Path, tar: str, ignored: list[str], unlabeled: bool) -> Generator[Found, None, None]:
-    """Yields the samples of a tar. Appends the kind of each other member to `ignored`."""
+    """Yields the samples of a tar. Appends the kind of each other member to `ignored`.
+
+    The place of a sample is a Fault unless it has one image and one label (any labels if `unlabeled`).
+    """
     # The images of each sample, and its labels from .cls and .json: they need not be neighbors.
     found: dict[str, tuple[list[tuple[str, Extent]], list[str | Fault], list[str | Fault]]] = {}
     file = os.fsencode(tar)
@@ -169,26 +169,20 @@ def _walk(folder: Path, tar: str, ignored: list[str], unlabeled: bool) -> Genera
             else:
                 from_json += _read_json(archive.read_at(member.offset, member.nbytes))
     for name, (images, from_cls, from_json) in found.items():
-        if images or from_cls or from_json:
-            yield _put_together(tar, name, images, from_cls or from_json, unlabeled)
-        else:
+        labels = from_cls or from_json
+        if not (images or labels):
             ignored.append("neither image nor label")
-
-
-def _put_together(
-    tar: str, name: str, images: list[tuple[str, Extent]], labels: list[str | Fault], unlabeled: bool
-) -> Found:
-    """Returns a sample. Its place is a Fault unless it has one image and one label (any labels if `unlabeled`)."""
-    label = labels[0] if labels else None
-    one = Found(os.fsencode(images[0][0] if images else name), label if isinstance(label, str) else None, None, tar)
-    wrong = ""
-    if len(images) != 1:
-        wrong = f"expected one image of {_name(one)}, found {counted(len(images), 'image')}"
-    elif len(labels) != 1 and not unlabeled:
-        wrong = f"expected one label (.cls or .json) of {_name(one)}, found {counted(len(labels), 'label')}"
-    elif isinstance(label, Fault) and not unlabeled:
-        wrong = f"the label of {_name(one)}: {label.detail}"
-    return one._replace(label=None, place=Fault(wrong)) if wrong else one._replace(place=images[0][1])
+            continue
+        label = labels[0] if labels else None
+        one = Found(os.fsencode(images[0][0] if images else name), label if isinstance(label, str) else None, None, tar)
+        wrong = ""
+        if len(images) != 1:
+            wrong = f"expected one image of {_name(one)}, found {counted(len(images), 'image')}"
+        elif len(labels) != 1 and not unlabeled:
+            wrong = f"expected one label (.cls or .json) of {_name(one)}, found {counted(len(labels), 'label')}"
+        elif isinstance(label, Fault) and not unlabeled:
+            wrong = f"the label of {_name(one)}: {label.detail}"
+        yield one._replace(label=None, place=Fault(wrong)) if wrong else one._replace(place=images[0][1])
 
 
 def _name(one: Found) -> str:
