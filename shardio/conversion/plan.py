@@ -23,7 +23,6 @@ from shardio.conversion.writing.shard_file import samples_per_shard
 from shardio.format.entries import FileEntry
 from shardio.format.layout import (
     CRC32_ROW,
-    LABELS_NAME,
     WORK_FOLDER,
     RowType,
     array_shard_name,
@@ -61,11 +60,6 @@ class ShardTask:
     """The details with which sources are refused, by key: the kernel kills the process that decodes them."""
     wanted: Mapping[str, str] | None = None
     """In a repair, the sha256 of each damaged file of the set, by file name: the task publishes only these files."""
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether the samples of the split have labels of any kind."""
-        return self.has_label or any(spec.name == LABELS_NAME for spec in self.arrays)
 
     @property
     def has_label(self) -> bool:

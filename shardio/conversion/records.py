@@ -111,15 +111,6 @@ def refused_path(task: ShardTask) -> Path:
     return task.out / WORK_FOLDER / f"{task.name}.refused.jsonl"
 
 
-def check_unpublished(task: ShardTask) -> None:
-    """Raises FileNotFoundError if the set has been published meanwhile, unless the task repairs the set.
-
-    Call it after the task has made its temporary file: publishing removes the work folder first, then temporary files.
-    """
-    if task.wanted is None:
-        os.listdir(task.out / WORK_FOLDER)  # a stat may be answered from a cache of the network filesystem
-
-
 def without_record(tasks: Sequence[ShardTask]) -> list[ShardTask]:
     """Returns the tasks without a record. Does not check whether the sources of the other tasks have changed.
 

@@ -14,6 +14,7 @@ from shardio.conversion.options import Progress
 from shardio.conversion.plan import Plan, ShardTask
 from shardio.conversion.records import MendedSource, Reject, ShardRecord, read_rejects
 from shardio.errors import printable, shortened
+from shardio.format.layout import LABELS_NAME
 from shardio.format.manifest import Manifest
 from shardio.system.progress import Bar
 
@@ -132,6 +133,8 @@ def report_work(
     for split, record in done:
         samples[split] += len(record.rows)
     files = [record.files for _, record in done if record.files]
+    has_array = {task.split for task in plan.tasks for spec in task.arrays if spec.name == LABELS_NAME}
+    labeled = has_array | {task.split for task in plan.tasks if task.has_label}
     noted = [source for _, record in done for source in record.mended]
     return ConvertReport(
         out=str(plan.out),
@@ -148,7 +151,7 @@ def report_work(
         seconds=seconds,
         num_converted=progress.done - progress.kept,
         notes=plan.collection.notes,
-        unlabeled=tuple({task.split: 0 for task in plan.tasks if not task.has_labels}),
+        unlabeled=tuple(split for split in plan.collection.splits if split not in labeled),
     )
 
 

@@ -7,6 +7,7 @@ record is written; if it ends earlier, the shard is made again.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +28,6 @@ from shardio.conversion.records import (
     MendedSource,
     Reject,
     ShardRecord,
-    check_unpublished,
     note_refused,
     refused_path,
     save_record,
@@ -36,7 +36,7 @@ from shardio.conversion.sources.collection import DatasetItem, Source, digest
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter
 from shardio.errors import DecodeError
 from shardio.format.entries import ShardEntry
-from shardio.format.layout import crc32
+from shardio.format.layout import WORK_FOLDER, crc32
 from shardio.sets.levels import sum_levels
 from shardio.sets.rows import RowsFile, crc32s_of
 
@@ -230,7 +230,10 @@ def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
     with contextlib.ExitStack() as stack:
         shard = stack.enter_context(ShardFileWriter(task.out / task.name, row, count)) if row else None
         writers = {spec.name: _PartWriter(task, spec, count, stack) for spec in task.arrays}
-        check_unpublished(task)
+        if task.wanted is None:
+            # If the set has been published meanwhile, its work folder is gone, and then the temporary files made above.
+            # A stat may be answered from a cache of the network filesystem.
+            os.listdir(task.out / WORK_FOLDER)
         rows = IndexRows()
         # Closed here and not when the garbage collector comes by: it may have threads.
         for block, results in stack.enter_context(contextlib.closing(_prepare_blocks(task, shard, threads))):

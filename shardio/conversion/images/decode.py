@@ -69,13 +69,11 @@ WHITE = (255, 255, 255)
 def parse_color(text: str) -> Color:
     """Returns the color of a text: `R,G,B`, `#rrggbb` or a CSS name. Raises ValueError for any other text."""
     text = text.strip().lower()
-    if match := re.fullmatch(r"(\d{1,3}), *(\d{1,3}), *(\d{1,3})", text, re.ASCII):
-        red, green, blue = map(int, match.groups())
+    numbers = re.fullmatch(r"(\d{1,3}), *(\d{1,3}), *(\d{1,3})", text, re.ASCII)
+    if numbers or re.fullmatch(r"#[0-9a-f]{6}", text) or text in ImageColor.colormap:
+        red, green, blue = map(int, numbers.groups() if numbers else ImageColor.getrgb(text)[:3])
         if max(red, green, blue) <= 255:
             return red, green, blue
-    elif re.fullmatch(r"#[0-9a-f]{6}", text) or text in ImageColor.colormap:
-        red, green, blue = ImageColor.getrgb(text)[:3]
-        return red, green, blue
     raise ValueError(f"expected a color such as 255,255,255, #ffffff or white; found {text!r}")
 
 

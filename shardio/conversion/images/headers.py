@@ -220,14 +220,8 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
     precision, height, width, num_components = struct.unpack_from(">BHHB", data, frame.start + 4)
     # A sequential frame whose first scan has all components has no other: decoders refuse a second one.
     single_scan = frame.marker in _SEQUENTIAL and data[segments[-1].start + 4] == num_components
-    return JpegHeader(
-        width=width,
-        height=height,
-        precision=precision,
-        frame=frame.marker,
-        num_scans=1 if single_scan else _count_scans(data, segments[-1].start),
-        segments=tuple(segments),
-    )
+    num_scans = 1 if single_scan else _count_scans(data, segments[-1].start)
+    return JpegHeader(width, height, precision, frame.marker, num_scans, tuple(segments))
 
 
 def _count_scans(data: bytes, first: int) -> int:

@@ -100,11 +100,8 @@ def _decode_tiff(data: bytes) -> tuple[Image.Image, bool]:
     def tag(name: int, default: int | tuple[int, ...]) -> NDArray[np.int64]:
         return np.atleast_1d(np.asarray(image.tag_v2.get(name, default), np.int64))
 
-    bits, colors, meaning = (
-        tag(Tiff.BITSPERSAMPLE, 1),
-        tag(Tiff.COLORMAP, 0),
-        tag(Tiff.PHOTOMETRIC_INTERPRETATION, -1)[0],
-    )
+    bits, colors = tag(Tiff.BITSPERSAMPLE, 1), tag(Tiff.COLORMAP, 0)
+    meaning = tag(Tiff.PHOTOMETRIC_INTERPRETATION, -1)[0]
     for found, is_refused in {
         "a reduced picture or a camera's raw data": tag(_SUBFILE, 0)[0] & 1 or _DNG in image.tag_v2,
         f"compression {image.info['compression']}": image.info["compression"] not in _COMPRESSIONS,
@@ -228,12 +225,9 @@ def _decode_bmp(data: bytes) -> tuple[Image.Image, bool]:
     image.load()
     if image.mode == "P":
         check_palette(image, num_colors)
-    if image.mode == "RGBA" and image.getchannel("A").getextrema() == (
-        0,
-        0,
-    ):  # written by programs that know of no alpha
-        return image.convert("RGB"), False
-    return image, False
+    # Without any alpha, a program has written it that knows of none.
+    lacks_alpha = image.mode == "RGBA" and image.getchannel("A").getextrema() == (0, 0)
+    return image.convert("RGB") if lacks_alpha else image, False
 
 
 # --- PPM, PGM and PBM (Netpbm) ----------------------------------------------------------------------------------------

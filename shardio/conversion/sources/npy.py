@@ -34,6 +34,7 @@ from shardio.conversion.sources.collection import (
     Origin,
     Source,
     check_unchanged,
+    digest,
     identify,
     read_file,
     some_of,
@@ -219,8 +220,7 @@ class RowsOrigin(Origin):
 
     def _copy_of(self, name: str) -> Path:
         assert self.spool is not None
-        state = hashlib.sha256(f"{name}\0{self.identity}".encode()).hexdigest()
-        return self.spool / f"{state[:32]}.rows"
+        return self.spool / f"{digest((name, self.identity))[:32]}.rows"
 
     def _is_missing(self, name: str) -> bool:
         return self.members[name].offset is None and (self.spool is None or not self._copy_of(name).exists())

@@ -75,7 +75,12 @@ def list_parquet(src: Path, *, unlabeled: bool = False) -> Listing:
         raise SourceError(f"{src}: expected parquet files in or below this folder, found none")
     splits = _group(folder, names)
     for group in splits.values() if src.is_dir() else ():
-        _check_complete(src, group)
+        matches = [_NUMBERED.fullmatch(name.removesuffix(_SUFFIX)) for name in group]
+        there = {int(match[2]) for match in matches if match}
+        total = int(matches[0][3]) if matches[0] else 0  # all have the same form, and the same total
+        if missing := sorted(set(range(total)) - there):
+            number = f"found {counted(len(there), 'file')}; number {missing[0]:05d} is missing"
+            raise SourceError(f"{src}: expected {total:,} files like {group[0]}, {number}: complete the download")
     shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # every file has the names of all classes
     tables = {name: _read_table(folder / name, shared, unlabeled) for name in names}
     classes = _common_classes(folder, tables)
@@ -139,15 +144,6 @@ def _group(root: Path, names: Sequence[str]) -> dict[str, list[str]]:
         other = next(name for name in names if _split_of(name)[0])
         raise SourceError(f"{root / groups[''][0]}: expected a split in its name or folder, as in {other}; found none")
     return groups
-
-
-def _check_complete(root: Path, group: Sequence[str]) -> None:
-    matches = [_NUMBERED.fullmatch(name.removesuffix(_SUFFIX)) for name in group]
-    there = {int(match[2]) for match in matches if match}
-    total = int(matches[0][3]) if matches[0] else 0  # all have the same form, and the same total
-    if missing := sorted(set(range(total)) - there):
-        found = f"found {counted(len(there), 'file')}; number {missing[0]:05d} is missing"
-        raise SourceError(f"{root}: expected {total:,} files like {group[0]}, {found}: complete the download")
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ group in the order of storage. The copies take as much space as all encoded imag
 
 from __future__ import annotations
 
-import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
-from shardio.conversion.sources.collection import FileOrigin, Item, Source, check_source_nbytes, check_unchanged
+from shardio.conversion.sources.collection import FileOrigin, Item, Source, check_source_nbytes, check_unchanged, digest
 from shardio.errors import DecodeError
 from shardio.format.layout import crc32
 from shardio.sets.given import open_parquet, read_group
@@ -83,8 +82,7 @@ class ParquetOrigin(FileOrigin):
     def _spool_path(self, where: bytes) -> Path:
         assert self.spool is not None
         # The name depends on the identity, so a copy from an older version of the file is never used.
-        name = hashlib.sha256(b"%s\0%s" % (where, self.files[where].identity.encode())).hexdigest()
-        return self.spool / f"{name[:32]}.images"
+        return self.spool / f"{digest((os.fsdecode(where), self.files[where].identity))[:32]}.images"
 
     def _missing(self) -> list[bytes]:
         return [where for where in self.files if self.spool is None or not self._spool_path(where).exists()]

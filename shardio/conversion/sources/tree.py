@@ -52,7 +52,8 @@ def list_tree(root: Path, labels: Labels | None = None, noun: _Noun = "images") 
     folders, images = scan.list(root)
     named = [name for name in folders if known_split(name)]
     all_named = len(named) == len(folders) and labels != "folders"
-    if not named or not (all_named or any(scan.has_folders(root / name) for name in named)):
+    below = (entry for name in named for entry in sorted_entries(root / name, Counter()))
+    if not named or not (all_named or any(_kind(entry) == "folder" for entry in below)):
         parts = [scan.part(root, "", folders, images)]
     else:
         folder_of = by_split(root, {name: root / name for name in named})
@@ -169,9 +170,6 @@ class _Scan:
             elif self._is_image(entry):
                 images.append(entry.name)
         return folders, images
-
-    def has_folders(self, folder: Path) -> bool:
-        return any(_kind(entry) == "folder" for entry in sorted_entries(folder, Counter()))
 
     def _is_image(self, entry: os.DirEntry[str]) -> bool:
         """Whether the entry, which is not a folder, is a source. If not, counts the entry in `ignored`."""
