@@ -303,20 +303,13 @@ def read_chain(text: str, num_classes: int) -> Transform:
 # --- the options of convert -------------------------------------------------------------------------------------------
 
 
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "size": parse_size,
-    "shard_size": parse_nbytes,
-    "max_bad": parse_max_bad,
-    "part": parse_part,
+_PARSERS: dict[str, tuple[Callable[[str], Any], str | None]] = {
+    "size": (parse_size, str(ConvertOptions.size)),
+    "shard_size": (parse_nbytes, f"{ConvertOptions.shard_size >> 30}GiB"),
+    "max_bad": (parse_max_bad, f"{ConvertOptions.max_bad:.0%}"),
+    "part": (parse_part, None),
 }
-
-
-_TEXTS = {
-    "size": str(ConvertOptions.size),
-    "shard_size": f"{ConvertOptions.shard_size >> 30}GiB",
-    "max_bad": f"{ConvertOptions.max_bad:.0%}",
-}
-"""The defaults of these options, as their parsers accept them."""
+"""The parser of an option's text, and the text of its default."""
 
 
 def convert_options(*names: str) -> Callable[[Command], Command]:
@@ -337,5 +330,6 @@ def _made_option(one: Field[Any]) -> Callable[[Command], Command]:
     elif metavar == "DIR":
         made["type"] = folder
     elif one.name in _PARSERS:
-        made |= {"callback": parsed(_PARSERS[one.name]), "default": _TEXTS.get(one.name)}
+        parse, made["default"] = _PARSERS[one.name]
+        made["callback"] = parsed(parse)
     return click.option(f"--{one.name.replace('_', '-')}", **made)

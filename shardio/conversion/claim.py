@@ -20,7 +20,6 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.names import PLAN_NAME, check_free
 from shardio.system.files import (
-    is_temporary,
     make_folder,
     remove_folder,
     remove_temporaries,
@@ -124,8 +123,6 @@ def _take_back(out: Path) -> None:
     """Removes the plan from OUT, unless another call uses it or a shard is finished. Raises OSError if OUT is not empty
     afterwards."""
     work = out / WORK_FOLDER
-    if not work.exists() or not all(name == PLAN_NAME or is_temporary(name) for name in os.listdir(work)):
-        return
     if os.listdir(out) == [WORK_FOLDER] and set(os.listdir(work)) <= {PLAN_NAME}:
         path = work / PLAN_NAME
         plan = read_untrusted(path) if path.exists() else None
