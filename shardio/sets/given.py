@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import ShardioError, SourceError, first_of
-from shardio.system.opening import check_unpacked, naming, open_untrusted
+from shardio.system.opening import check_unpacked, naming, open_untrusted, read_untrusted
 
 _NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 HEADER_MOST = 16 << 10
@@ -137,19 +137,17 @@ class ArrayFile:
         into = memoryview(found.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         firsts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
         for first, end in pairwise([*firsts, len(numbers)]):
-            self._read_into(into[first * self._row_nbytes : end * self._row_nbytes], int(numbers[first]))
-        return found
-
-    def _read_into(self, buffer: memoryview, row: int) -> None:
-        done = 0
-        with naming(self._path):
-            while done < len(buffer):
-                offset = self._start + row * self._row_nbytes + done
-                if not (count := os.preadv(self._file.fileno(), [buffer[done:]], offset)):
+            left = into[first * self._row_nbytes : end * self._row_nbytes]
+            offset = self._start + int(numbers[first]) * self._row_nbytes
+            while left:
+                with naming(self._path):
+                    count = os.preadv(self._file.fileno(), [left], offset)
+                if not count:
                     raise SourceError(
                         f"{self._path}: expected {len(self):,} rows, found the file truncated at byte {offset}"
                     )
-                done += count
+                left, offset = left[count:], offset + count
+        return found
 
 
 def read_keys(keys: Keys) -> list[bytes]:
@@ -169,8 +167,7 @@ def read_keys(keys: Keys) -> list[bytes]:
 
 def read_lines(path: Path) -> list[str]:
     """Returns the lines of a file with a name per line. Raises SourceError if the file or a line is empty."""
-    with open_untrusted(path, refusal=SourceError) as file:
-        return [os.fsdecode(line) for line in _lines(path, file.readall())]
+    return [os.fsdecode(line) for line in _lines(path, read_untrusted(path, refusal=SourceError))]
 
 
 def _lines(path: Path, data: bytes) -> list[bytes]:

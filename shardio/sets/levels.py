@@ -88,8 +88,5 @@ def levels_of(split: str, sums: NDArray[np.int64]) -> Levels:
     num_samples, num_values, total, squares = sums
     mean = total / num_values
     variance = np.maximum(squares / num_values - mean * mean, 0)
-    return Levels(split, int(num_samples[0]), _shares(mean), _shares(np.sqrt(variance)))
-
-
-def _shares(levels: NDArray[np.float64]) -> tuple[float, ...]:
-    return tuple(round(float(level) / 255, 6) for level in levels)
+    shares = [tuple(round(level / 255, 6) for level in levels.tolist()) for levels in (mean, np.sqrt(variance))]
+    return Levels(split, int(num_samples[0]), *shares)

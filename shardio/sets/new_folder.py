@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from pathlib import Path
 
 from shardio.errors import ConvertError, FormatError
 from shardio.sets.names import looks_like_a_set
-from shardio.system.files import AtomicFile, fsync_folder, is_abandoned, remove_folder, target_of, try_lock
-from shardio.system.opening import FolderHandle, open_untrusted
+from shardio.system.files import AtomicFile, alone_with, fsync_folder, remove_folder, target_of
+from shardio.system.opening import FolderHandle
 
 # Linux: <linux/fs.h>, <fcntl.h>.
 _RENAME_NOREPLACE = 1
@@ -122,12 +121,11 @@ def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
     found = []
     for lock in _locks(Path(root)):
         folder, abandoned, nbytes = folder_of(lock), False, 0
-        try:
-            with _alone_with(lock, os.O_RDONLY, fcntl.LOCK_SH) as abandoned:
-                pass
-        except (OSError, FormatError):  # another user's and not readable, gone by now, or no lock
-            pass
-        for path in (lock, *folder.glob("*")):
+        others = (folder, *folder.glob("*"))
+        # It may be another user's and not readable, or gone by now, or no lock.
+        with contextlib.suppress(OSError, FormatError), alone_with(lock, *others, only_looks=True) as alone:
+            abandoned = alone
+        for path in (lock, *others[1:]):
             with contextlib.suppress(OSError):
                 nbytes += path.lstat().st_size
         if there := [path for path in (folder, lock) if os.path.lexists(path)]:
@@ -141,9 +139,10 @@ def sweep_beside(target: Path) -> None:
         return
     with contextlib.suppress(OSError):  # no folder, or one that may not be read
         for lock in _locks(target.parent):
-            with contextlib.suppress(OSError, FormatError), _alone_with(lock, os.O_RDWR, fcntl.LOCK_EX) as abandoned:
+            folder = folder_of(lock)
+            with contextlib.suppress(OSError, FormatError), alone_with(lock, folder, *folder.glob("*")) as abandoned:
                 if abandoned:
-                    remove_folder(folder_of(lock))
+                    remove_folder(folder)
                     lock.unlink(missing_ok=True)
 
 
@@ -151,19 +150,3 @@ def _locks(root: Path) -> list[Path]:
     # Other programs may have temporary files of their own in a root.
     names = {name.removesuffix(FOLDER_SUFFIX) for name in os.listdir(root)}
     return [root / name for name in sorted(filter(target_of, names))]
-
-
-@contextlib.contextmanager
-def _alone_with(lock: Path, access: int, operation: int) -> Iterator[bool]:
-    """Yields whether the temporary folder of `lock` is abandoned, and then holds the lock. OSError if unknown."""
-    locked: bool | None = True
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(FileNotFoundError):
-            file = stack.enter_context(open_untrusted(lock, access))
-            locked = try_lock(file.fileno(), operation)
-        if locked is False:
-            yield False
-            return
-        folder = folder_of(lock)
-        written = [path.stat().st_mtime for path in (lock, folder, *folder.glob("*")) if os.path.lexists(path)]
-        yield is_abandoned(lock.name, max(written, default=0), locked=bool(locked))

@@ -14,7 +14,6 @@ from typing import Literal
 
 from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.format.layout import MANIFEST_NAME, is_safe_name
-from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.sets.names import check_local, hinting_at_order, local_folder
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, temporary_folder
@@ -81,48 +80,31 @@ def publish(
                     raise
                 renamed = False  # from one mount of a filesystem to another
         if not renamed:
-            _copy_set(source, manifest, folder, workers, on_progress)
+            if manifest.nbytes > (free := shutil.disk_usage(folder.path).free):
+                raise SpaceError(
+                    f"{folder.path.parent}: expected room for {manifest.nbytes:,} bytes, found {free:,} bytes free. "
+                    "Free some space, or give --move if the set is on the same filesystem"
+                )
+            with contextlib.closing(FolderStorage(source)) as storage:
+                copier = FileCopier(storage, workers, "shardio-publish", on_progress, manifest.nbytes)
+                copier.copy(folder, manifest.files)
+            commit_manifest(folder, manifest)
             rename_new(folder, target)
     if move and not renamed:
-        _remove_set(source, manifest, target)
+        try:  # the manifest first: the rest is then no set
+            (source / MANIFEST_NAME).unlink()
+            fsync_folder(source)
+            for entry in manifest.files:
+                (source / entry.file).unlink()
+        except OSError as error:
+            raise ConvertError(
+                f"{target} is published, but {source} could not be removed ({error}): remove it yourself"
+            ) from None
+        with contextlib.suppress(OSError):  # other files in it stay
+            source.rmdir()
     return PublishReport(
         str(target), manifest.digest, len(names), manifest.nbytes, renamed, _readable_by(target, names)
     )
-
-
-# --- by copy ---------------------------------------------------------------------------------------------------------
-
-
-def _copy_set(
-    source: Path, manifest: Manifest, folder: FolderHandle, workers: int, on_progress: Callable[[int, int], None] | None
-) -> None:
-    """Copies the set's files and then its manifest into `folder`, durably."""
-    if manifest.nbytes > (free := shutil.disk_usage(folder.path).free):
-        raise SpaceError(
-            f"{folder.path.parent}: expected room for {manifest.nbytes:,} bytes, found {free:,} bytes free. Free some "
-            "space, or give --move if the set is on the same filesystem"
-        )
-    with contextlib.closing(FolderStorage(source)) as storage:
-        FileCopier(storage, workers, "shardio-publish", on_progress, manifest.nbytes).copy(folder, manifest.files)
-    commit_manifest(folder, manifest)
-
-
-def _remove_set(source: Path, manifest: Manifest, target: Path) -> None:
-    """Removes a set that was copied to another filesystem. Removes its manifest first: the rest is then no set."""
-    try:
-        (source / MANIFEST_NAME).unlink()
-        fsync_folder(source)
-        for entry in manifest.files:
-            (source / entry.file).unlink()
-    except OSError as error:
-        raise ConvertError(
-            f"{target} is published, but {source} could not be removed ({error}): remove it yourself"
-        ) from None
-    with contextlib.suppress(OSError):  # other files in it stay
-        source.rmdir()
-
-
-# --- by rename -------------------------------------------------------------------------------------------------------
 
 
 def _can_be_renamed(source: Path, root: Path) -> bool:
@@ -167,9 +149,6 @@ def _make_movable(source: Path, names: list[str], folder: FolderHandle, file: At
     except OSError:
         return False
     return True
-
-
-# --- the result -----------------------------------------------------------------------------------------------------
 
 
 def _readable_by(folder: Path, names: list[str]) -> ReadableBy:

@@ -13,7 +13,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import wait
 from functools import partial
 from typing import Any, TypeVar
@@ -144,7 +144,10 @@ class RemoteStorage:
 
     def list_folders(self) -> list[str]:
         if self._is_http:
-            return sorted(_folders_below(self._url, self._list()))
+            base = urlunsplit(urlsplit(join_place(self._url, ""))._replace(query=""))
+            found = {urljoin(base, link) for link in _FOLDER_LINK.findall(self._list())}
+            names = {link.removeprefix(base) for link in found if link.startswith(base)}
+            return sorted(name for name in names if name and "/" not in name)
         places = [str(item["name"]) for item in self._list() if item.get("type") == "directory"]
         return sorted({place.rstrip("/").rpartition("/")[2] for place in places} - {""})
 
@@ -236,17 +239,19 @@ class RemoteStorage:
         If that does not help, raises an OSError with `path`, `what`, the request in words, and the last failure.
         """
         end = min(time.monotonic() + _PATIENCE_SECONDS, deadline or math.inf)
-        pauses, attempts = _pauses(end), 0
+        longest, attempts = _FIRST_WAIT_SECONDS, 0
         while True:
             attempts += 1
             try:
                 return call()
             except Exception as error:
                 number, may_pass = _judge(error)
-                if not may_pass or self._closed or (pause := next(pauses, None)) is None:
+                pause = longest * _JITTER.uniform(0.5, 1.5)
+                if not may_pass or self._closed or time.monotonic() + pause > end:
                     found = self._describe(error) + (_ACCESS_HINT if number == errno.EACCES else "")
                     break
             self._sleep(pause)
+            longest = min(2 * longest, _LONGEST_WAIT_SECONDS)
         # Outside the `except` block: the first error, whose text may hold a password, must not become the context.
         raise OSError(number, f"{what} failed (attempts: {attempts}): {found}", path)
 
@@ -290,23 +295,6 @@ async def _fetch(filesystem: Any, url: str, most: int, start: int | None = None)
             if len(data) > most:
                 break  # and the end of the block closes the connection
     return data, answer.headers
-
-
-def _folders_below(url: str, page: str) -> set[str]:
-    """Returns the names of the folders directly below `url` to which a web page, in HTML, has links."""
-    top = urlsplit(url)._replace(query="", fragment="")
-    base = urlunsplit(top._replace(path=top.path.rstrip("/") + "/"))
-    found = {urljoin(base, link) for link in _FOLDER_LINK.findall(page)}
-    names = {link.removeprefix(base) for link in found if link.startswith(base)}
-    return {name for name in names if name and "/" not in name}
-
-
-def _pauses(end: float) -> Iterator[float]:
-    """Yields growing waits in seconds, for as long as a wait would be over by `end`, a time.monotonic."""
-    longest = _FIRST_WAIT_SECONDS
-    while time.monotonic() + (pause := longest * _JITTER.uniform(0.5, 1.5)) <= end:
-        yield pause
-        longest = min(2 * longest, _LONGEST_WAIT_SECONDS)
 
 
 def _filesystem(url: str) -> Any:

@@ -83,7 +83,7 @@ def crc32s_of(values: NDArray[Any]) -> NDArray[np.uint32]:
 
 
 @dataclass(eq=False)
-class ArrayWriter:
+class ArrayWriter(contextlib.AbstractContextManager["ArrayWriter"]):
     """Writes the values of an array for the samples of a split, in order, to files of at most `shard_nbytes` bytes.
 
     A small array gets a single file, of any size. Each file appears when it is complete. Leaving the `with` block
@@ -146,9 +146,6 @@ class ArrayWriter:
         entry = write_crc32s(self.folder, self.split, self.name, np.array(self._crc32s, np.uint32))
         self._finished = True
         return ArrayEntry(self.kind, self.row, tuple(self._shards), entry)
-
-    def __enter__(self) -> ArrayWriter:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if not self._finished:

@@ -223,11 +223,10 @@ class FileCopier:
         """Reads a file by `read_into`, and passes each piece to `write`. Returns the file's sha256."""
         poured = 0
 
-        def read(offset: int, buffer: memoryview) -> int:
+        def read(offset: int, buffer: memoryview) -> None:
             if self.ends():
                 raise Stop
             read_into(entry, offset, buffer)
-            return len(buffer)
 
         def progress(nbytes: int) -> None:
             nonlocal poured

@@ -158,10 +158,17 @@ class _Verifier:
         checks: list[Callable[[], Problem | None]] = [] if rejects is None else [partial(self.check_file, rejects)]
         every: list[_Values] = []
         for split in self.manifest.splits.values():
-            every += _values_of(split)
+            of_split = [_Values(split, "", split, split.shards[0].row)] if split.shards else []
+            of_split += [_Values(split, name, array, array.row) for name, array in sorted(split.arrays.items())]
+            every += of_split
             num_classes = len(self.manifest.classes) if split.index.has_label else 0
             checks.append(partial(self.check_numbers, split.index, num_classes or None, "a label"))
-            checks += [partial(self.check_order, split, number) for number in range(len(split.orders))]
+            for number, order in enumerate(split.orders):  # its numbers are stored rows of what uses it
+                stored = {
+                    each.name or "pixels": each.stored.num_rows for each in of_split if each.stored.order == number
+                }
+                what, fewest = min(stored.items(), key=lambda item: item[1])
+                checks.append(partial(self.check_numbers, order, fewest, f"a stored row of the {what}"))
             checks += [partial(self.check_file, array.crc32) for array in split.arrays.values()]
         every.sort(key=lambda values: bool(values.name))  # pixels first: arrays do not change what a seed draws of them
         total, numbers = self.manifest.nbytes, count()
@@ -176,7 +183,7 @@ class _Verifier:
                     checks.append(partial(self.check_shard, values, shard, first))
                     continue
                 of_shard = None if sums is None else sums.of(first, shard.num_samples)
-                num_rows = shard.num_samples if of_shard is None else len(of_shard.known_rows())
+                num_rows = shard.num_samples if of_shard is None else len(np.unique(of_shard.rows))
                 total += math.ceil(self.subset.share * num_rows) * values.row.nbytes - shard.nbytes
                 checks.append(partial(self.check_samples, values, shard, of_shard, self.subset, next(numbers)))
         return checks, total
@@ -195,7 +202,7 @@ class _Verifier:
             order = read_rows(self.storage, split.orders[values.stored.order])
             samples = np.argsort(order, kind="stable")
             rows = order[samples]
-            is_stored = (rows >= 0) & (rows < values.stored.num_rows)  # `check_order` reports the others
+            is_stored = (rows >= 0) & (rows < values.stored.num_rows)  # `check_numbers` reports the others
             samples, rows = samples[is_stored], rows[is_stored]
         if values.crc32 is not None:
             crc32s = read_rows(self.storage, values.crc32)
@@ -208,13 +215,6 @@ class _Verifier:
             assert index is not None
             crc32s = index["crc32"][samples]
         return _Sums(rows, crc32s, samples, None if index is None else index["key"])
-
-    def check_order(self, split: SplitEntry, number: int) -> Problem | None:
-        """Checks an order's file, and that its numbers are stored rows of the pixels and arrays that use the order."""
-        values = _values_of(split)
-        stored = {each.name or "pixels": each.stored.num_rows for each in values if each.stored.order == number}
-        what, fewest = min(stored.items(), key=lambda item: item[1])
-        return self.check_numbers(split.orders[number], fewest, f"a stored row of the {what}")
 
     def check_numbers(self, entry: IndexEntry | OrderEntry, stop: int | None, what: str) -> Problem | None:
         """Checks a file, and that its labels or stored rows are from 0 to `stop` - 1.
@@ -266,10 +266,9 @@ class _Verifier:
         with io.BufferedReader(opened) as file:
             if sums is None:
                 return None
-            if hasattr(os, "posix_fadvise"):  # nothing around a sample need be read
-                with contextlib.suppress(OSError):
-                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            known = sums.known_rows()
+            with contextlib.suppress(OSError, AttributeError):  # nothing around a sample need be read; not on macOS
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            known = np.unique(sums.rows)
             chosen = known[draw_share(len(known), drawn.share, drawn.seed, number)] if len(known) else known
             sums = sums.part(np.isin(sums.rows, chosen))
             is_damaged, failure = _compare_rows(file, values.row, sums, self.progress)
@@ -315,12 +314,6 @@ class _Values:
         return self.stored.crc32 if isinstance(self.stored, ArrayEntry) else None
 
 
-def _values_of(split: SplitEntry) -> list[_Values]:
-    """Returns the values of the split's pixels, if it has any, and of its arrays, sorted by name."""
-    pixels = [_Values(split, "", split, split.shards[0].row)] if split.shards else []
-    return [*pixels, *(_Values(split, name, array, array.row) for name, array in sorted(split.arrays.items()))]
-
-
 @dataclass(frozen=True)
 class _Sums:
     """The checksums of stored rows: row `rows[i]` has the crc32 `crc32s[i]`, and holds sample `samples[i]`.
@@ -342,11 +335,6 @@ class _Sums:
 
     def part(self, chosen: slice | NDArray[np.bool_]) -> _Sums:
         return replace(self, rows=self.rows[chosen], crc32s=self.crc32s[chosen], samples=self.samples[chosen])
-
-    def known_rows(self) -> NDArray[np.int64]:
-        """Returns the rows that have a checksum, ascending, without repeats."""
-        rows: NDArray[np.int64] = np.unique(self.rows)
-        return rows
 
 
 def _compare_rows(
@@ -394,7 +382,7 @@ def _described(
         if values.crc32 is not None:
             what = f"value agrees with its crc32 in {values.crc32.file}"
         text = f"; every {what}"
-        if shard is not None and (rest := shard.num_samples - len(sums.known_rows())):
+        if shard is not None and (rest := shard.num_samples - len(np.unique(sums.rows))):
             text += f", and {rest} stored rows in it are unused and have no crc32"
     return replace(problem, detail=problem.detail + text, samples=tuple(samples.tolist()))
 

@@ -19,7 +19,8 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from shardio.system.opening import (
     FolderHandle,
     OpenFile,
     at,
-    is_same_file,
     kind_at,
     naming,
     open_file,
@@ -125,7 +125,7 @@ class AtomicFile:
 
     def __init__(self, path: Path | FileAt) -> None:
         self.path = Path(str(path))
-        self._folder = path.folder if isinstance(path, FileAt) else None
+        self._folder = path.folder if isinstance(path, FileAt) else self.path.parent
         try:
             with naming(path):
                 while not self._begin():
@@ -139,13 +139,10 @@ class AtomicFile:
         tag = f"{_machine()}-{secrets.token_hex(8)}"
         self.temporary = self.path.with_name(f".{self.path.name}.{tag}{_TEMPORARY_SUFFIX}")
         self._is_temporary = True
-        self._file = open_file(self._place(self.temporary), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        self._file = open_file(self._folder / self.temporary.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # a filesystem without locks: then no process sweeps there either
             fcntl.flock(self.descriptor, fcntl.LOCK_EX)
         return bool(os.fstat(self.descriptor).st_nlink)
-
-    def _place(self, path: Path) -> Path | FileAt:
-        return path if self._folder is None else self._folder / path.name
 
     @property
     def descriptor(self) -> int:
@@ -164,7 +161,7 @@ class AtomicFile:
         """
         with naming(self.path):
             os.fsync(self.descriptor)
-            (temporary, folder), (path, _) = at(self._place(self.temporary)), at(self._place(self.path))
+            (temporary, folder), (path, _) = at(self._folder / self.temporary.name), at(self._folder / self.path.name)
             if replace:
                 os.rename(temporary, path, src_dir_fd=folder, dst_dir_fd=folder)
             else:
@@ -174,14 +171,14 @@ class AtomicFile:
             self._is_temporary = False
             if self._file is not None:
                 self._file.close()
-            fsync_folder(self.path.parent if self._folder is None else self._folder)
+            fsync_folder(self._folder)
 
     def discard(self) -> None:
         """Removes the temporary file, unless it was committed. May be called again, also after an interruption."""
         if self._is_temporary:
             # Errors here must not hide the error for which the file is discarded.
             with contextlib.suppress(OSError):
-                name, folder = at(self._place(self.temporary))
+                name, folder = at(self._folder / self.temporary.name)
                 os.unlink(name, dir_fd=folder)
             self._is_temporary = False
             with contextlib.suppress(OSError):
@@ -238,17 +235,26 @@ def is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
 
 
-def is_abandoned(name: str, written: float, *, locked: bool) -> bool:
-    """Returns whether no process writes the temporary file `name` any more. The caller knows that none here locks it.
+@contextlib.contextmanager
+def alone_with(path: Path, *others: Path, only_looks: bool = False) -> Iterator[bool]:
+    """Yields whether no process writes the temporary file `path` any more, and then holds its lock.
 
-    `written` is the time of the last write, in seconds since the epoch. `locked` is false if the filesystem has no
-    locks. A file of another machine, whose lock may be invisible here, is abandoned a day after the last write. A file
-    of this machine is abandoned at once or, without locks, after a day or a reboot.
+    A file of another machine, whose lock may be invisible here, is abandoned a day after the last write to it and to
+    `others`. A file of this machine is abandoned at once or, if the filesystem has no locks, after a day or a reboot.
+    A missing file is abandoned. With `only_looks`, others may look at the same time, and this user need not be able to
+    write. Raises OSError or FormatError if it is another user's, or no file.
     """
-    if time.time() - written >= _ABANDONED_SECONDS:
-        return True
-    machine = name.split(".")[-2].rpartition("-")[0]  # "" if the name has none
-    return machine in ("", _machine()) and (locked or written < _boot_time())
+    locked: bool | None = True
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(FileNotFoundError):
+            file = stack.enter_context(open_untrusted(path, os.O_RDONLY if only_looks else os.O_RDWR))
+            with contextlib.suppress(OSError):
+                locked = None  # the filesystem may have no locks
+                locked = lock_at_once(file.fileno(), fcntl.LOCK_SH if only_looks else fcntl.LOCK_EX)
+        written = max((each.stat().st_mtime for each in (path, *others) if os.path.lexists(each)), default=0.0)
+        machine = path.name.split(".")[-2].rpartition("-")[0]  # "" if the name has none
+        is_over = machine in ("", _machine()) and (locked or written < _boot_time())
+        yield locked is not False and (is_over or time.time() - written >= _ABANDONED_SECONDS)
 
 
 def _boot_time() -> float:
@@ -270,36 +276,17 @@ def lock_at_once(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool | None:
-    """Locks an open file without waiting. Returns whether it is locked; None if the filesystem has no locks."""
-    try:
-        return lock_at_once(descriptor, operation)
-    except OSError:
-        return None
-
-
-def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name: False) -> int:
-    """Removes temporary files in `folder` that no living process is writing. Returns how many it removed.
+def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name: False) -> None:
+    """Removes temporary files in `folder` that no living process is writing.
 
     Keeps files for whose names `is_kept` returns True. Keeps a file of another machine for a day after the last write:
     some network filesystems (BeeGFS, NFS with local_lock, Lustre with localflock) do not show locks to other machines.
     """
-    swept = 0
-    for path in map(folder.joinpath, _temporaries(folder)):
-        if is_kept(path.name):
-            continue
+    for path in map(folder.joinpath, filterfalse(is_kept, _temporaries(folder))):
         # Another process has just published or removed the file, or it is another user's.
-        with contextlib.suppress(OSError, FormatError), open_untrusted(path, os.O_RDWR) as file:
-            locked = try_lock(file.fileno())
-            if (
-                locked is not False
-                and is_abandoned(path.name, os.fstat(file.fileno()).st_mtime, locked=bool(locked))
-                # The writer may have published the file, under its other name, before it was locked here.
-                and is_same_file(file, path)
-            ):
+        with contextlib.suppress(OSError, FormatError), alone_with(path) as abandoned:
+            if abandoned:
                 path.unlink()
-                swept += 1
-    return swept
 
 
 def remove_temporaries(folder: Path | FolderHandle) -> None:

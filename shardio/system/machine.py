@@ -42,11 +42,8 @@ def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
         cores = len(os.sched_getaffinity(0))
     for folder, unified in _cgroups(proc, cgroups, "cpu"):
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # no such level, no such limit, or "max"
-            if unified:
-                quota, period = map(int, (folder / "cpu.max").read_text().split())
-            else:
-                quota = int((folder / "cpu.cfs_quota_us").read_text())
-                period = int((folder / "cpu.cfs_period_us").read_text())
+            names = ("cpu.max",) if unified else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            quota, period = map(int, " ".join((folder / name).read_text() for name in names).split())
             if quota > 0:  # -1 is no limit
                 cores = min(cores, math.ceil(quota / period))
     return max(1, cores)
@@ -81,22 +78,12 @@ def _cgroups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[Path,
         return
     for line in lines:
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if not controllers:
-            yield from ((folder, True) for folder in _levels(cgroups, path))
-        elif controller in controllers.split(","):
+        if controller in controllers.split(",") or not controllers:
             # Controllers that are mounted together have a link for each of them.
-            yield from ((folder, False) for folder in _levels(cgroups / controller, path))
-
-
-def _levels(root: Path, path: str) -> list[Path]:
-    """Returns the folders of the cgroup `path` and of all cgroups above, below and including `root`.
-
-    In a container, `path` may be the host's: then only `root` exists.
-    """
-    parts = [part for part in path.split("/") if part]
-    if ".." in parts:  # outside this process's cgroup namespace
-        parts = []
-    return [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+            root = cgroups / controller if controllers else cgroups
+            # Without the part that is outside of this process's namespace, or that is the host's and does not exist.
+            below = root if ".." in path.split("/") else root.joinpath(*path.split("/"))
+            yield from ((folder, not controllers) for folder in (below, *below.parents) if folder.is_relative_to(root))
 
 
 def _numbers(path: Path) -> dict[str, int]:
@@ -123,9 +110,17 @@ def filesystem_kind(path: str | os.PathLike[str], proc: Path = PROC) -> str:
     place = os.path.realpath(path)
     try:
         device = os.stat(place).st_dev
-        mounts = list(_mounts((proc / "self" / "mountinfo").read_text(errors="surrogateescape")))
+        lines = (proc / "self" / "mountinfo").read_text(errors="surrogateescape").splitlines()
     except OSError:
         return ""
+    mounts: list[tuple[int, str, str]] = []  # device number, mount point, kind
+    for line in lines:
+        before, separator, filesystem = line.partition(" - ")
+        fields = before.split(" ")
+        if separator and len(fields) > 5 and re.fullmatch(r"\d+:\d+", fields[2]):
+            # mountinfo has space, tab, newline and backslash as octal numbers.
+            point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+            mounts.append((os.makedev(*map(int, fields[2].split(":"))), point, filesystem.split(" ")[0]))
     # All mounts of one device are of one kind. But files of btrfs and overlayfs show devices that no mount has: then
     # the path decides.
     ours = [(point, kind) for number, point, kind in mounts if number == device] or [mount[1:] for mount in mounts]
@@ -142,19 +137,6 @@ def is_network(kind: str) -> bool:
 def is_shared(kind: str) -> bool:
     """Returns whether this kind of filesystem is known to share files between machines."""
     return kind.removeprefix("fuse.") in _SHARED.split()
-
-
-def _mounts(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yields (device number, mount point, kind) of each mounted filesystem in `text`, a mountinfo file."""
-    for line in text.splitlines():
-        place, separator, filesystem = line.partition(" - ")
-        fields = place.split(" ")
-        if not separator or len(fields) < 6 or not re.fullmatch(r"\d+:\d+", fields[2]):
-            continue
-        major, minor = map(int, fields[2].split(":"))
-        # mountinfo has space, tab, newline and backslash as octal numbers.
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
-        yield os.makedev(major, minor), point, filesystem.split(" ")[0]
 
 
 def public_name(host: str, interface: str = "") -> str:

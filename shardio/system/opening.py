@@ -70,7 +70,7 @@ def open_folder(folder: str | os.PathLike[str], flags: int = 0) -> OpenFolder:
     return opened
 
 
-class FolderHandle:
+class FolderHandle(contextlib.AbstractContextManager["FolderHandle"]):
     """An open folder. `handle / name` is a file in this very folder, wherever the folder's path leads later.
 
     Neither FolderHandle nor FileAt is os.PathLike, so a call that would look up the path again raises TypeError. The
@@ -94,9 +94,6 @@ class FolderHandle:
 
     def __str__(self) -> str:
         return str(self.path)
-
-    def __enter__(self) -> FolderHandle:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
@@ -320,23 +317,20 @@ class OpenFiles(Generic[K]):
             return file
         file = self._open.setdefault(key, self._open_file(key))
         # The sets of a mixture, and other loaders, share what the process may have open.
-        for _ in range(len(self._open) - max(1, min(self.most, most_open() // len(_LIVE.all())))):
-            self._forget_oldest()
+        self.forget_all(max(1, min(self.most, most_open() // len(_LIVE.all()))))
         if self._closed:
             self.forget_all()
         return file
-
-    def _forget_oldest(self) -> None:
-        with contextlib.suppress(KeyError):  # another thread did
-            self._open.popitem(last=False)
 
     def forget(self, key: K) -> None:
         """Drops the file of `key`, so the next `get` opens the file again."""
         self._open.pop(key, None)
 
-    def forget_all(self) -> None:
-        for _ in range(len(self._open)):
-            self._forget_oldest()
+    def forget_all(self, but: int = 0) -> None:
+        """Drops all files but the most recently used, whose number is `but`."""
+        for _ in range(len(self._open) - but):
+            with contextlib.suppress(KeyError):  # another thread did
+                self._open.popitem(last=False)
 
     def close(self) -> None:
         """Closes the unused files, and makes `get` fail. A file in use closes when its last user drops it."""

@@ -41,24 +41,23 @@ def pour(
 ) -> str:
     """Reads `nbytes` bytes in pieces, and calls `write` with each piece. Returns the sha256 (hex) of all bytes read.
 
-    `read(offset, buffer)` fills the buffer from its beginning, and returns how many bytes it read; 0 at the end of the
-    file. `progress` is called with the size of each piece, in bytes.
+    `read(offset, buffer)` fills the buffer from its beginning, and returns how many bytes it read, None if all of it; 0
+    at the end of the file. `progress` is called with the size of each piece, in bytes.
 
     When a long file is written, a thread hashes each piece while the piece is written and the next piece is read.
     """
     sha256 = hashlib.sha256()
     size = min(PIECE_NBYTES if write else HASHED_NBYTES, nbytes)
     apart = write is not None and nbytes > size
-    here = there = memoryview(bytearray(size))
-    if apart:
-        there = memoryview(bytearray(size))
+    here = memoryview(bytearray(size))
+    there = memoryview(bytearray(size)) if apart else here
     # A finalizer must see in the name which thread this one works for.
     name = f"{threading.current_thread().name}-hash"
     hashing: DaemonThread | None = None
     done = 0
     try:
-        while done < nbytes and (count := read(done, here[: nbytes - done])):
-            piece = here[:count]
+        while done < nbytes and (count := read(done, here[: nbytes - done])) != 0:
+            piece = here[: nbytes - done][:count]
             if hashing is not None:  # the previous piece; then its buffer is free
                 hashing.result()
             if apart:
@@ -69,8 +68,8 @@ def pour(
             if write is not None:
                 write(piece)
             if progress is not None:
-                progress(count)
-            done += count
+                progress(len(piece))
+            done += len(piece)
             here, there = there, here
     finally:
         if hashing is not None:
@@ -167,8 +166,6 @@ def reading_failed(error: OSError, path: str | Path, what: str, offset: int, att
 
 # A page: the largest alignment that O_DIRECT demands of memory, offsets and lengths.
 ALIGNMENT = 4096
-# The alignments that it may demand: the sector size of most disks, and a page or larger sector.
-_ALIGNMENTS = (512, ALIGNMENT)
 
 
 def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -176,9 +173,8 @@ def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:
     once the last array over it is freed: malloc would keep much of what loaders made one after the other have freed."""
     nbytes = int(np.prod(shape, dtype=np.int64))
     memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError, AttributeError):  # a kernel without huge pages, or macOS
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8, nbytes).reshape(shape)
 
 
@@ -206,8 +202,8 @@ def direct_alignment(path: str | Path) -> int | None:
         return None
     with contextlib.suppress(OSError), file:
         set_direct(file.fileno())
-        memory = aligned_empty((2 * _ALIGNMENTS[-1],))
-        for alignment in _ALIGNMENTS:
+        memory = aligned_empty((2 * ALIGNMENT,))
+        for alignment in (512, ALIGNMENT):  # the sector size of most disks, and a page or larger sector
             with contextlib.suppress(OSError):
                 if os.preadv(file.fileno(), [memory[alignment : 2 * alignment].data], alignment):
                     return alignment

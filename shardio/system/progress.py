@@ -6,15 +6,17 @@ Only this module imports tqdm, and it is imported only where a bar is wanted: tr
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import shutil
 import sys
-import threading
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import tqdm.std
+
+from shardio.system.threads import Ticker
 
 # Bars stand one under the other. With a number here, tqdm need not ask for the rows of the terminal.
 _MOST_BARS = 20
@@ -57,8 +59,10 @@ class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
     total: float | None
 
     def __init__(self, *, shown: bool = True, **options: Any) -> None:
-        self._ticks: threading.Event | None = None
-        self.is_log = not (in_notebook() or _is_terminal())
+        self._ticker: Ticker | None = None
+        self.is_log = not in_notebook()
+        with contextlib.suppress(ValueError, AttributeError):  # stderr is closed, or there is none
+            self.is_log = self.is_log and not sys.stderr.isatty()
         if self.is_log:
             options |= {"file": _Lines(), "mininterval": _LOG_SECONDS, "delay": _LOG_SECONDS, "miniters": 1}
         super().__init__(disable=not shown, ncols=_columns(), nrows=_MOST_BARS, **options)
@@ -87,36 +91,22 @@ class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
             yield
             return
         self.set_description_str(text, refresh=False)
-        self._ticks = threading.Event()
-        clock = threading.Thread(target=self._tick, args=(self._ticks,), name="shardio-bar", daemon=True)
-        clock.start()
+        self._ticker = Ticker(self, self.refresh, _LOG_SECONDS if self.is_log else _TICK_SECONDS, "shardio-bar")
+        self._ticker.begin()
         try:
             yield
         finally:
             self.begun()
-            clock.join()
 
     def begun(self) -> None:
         """Ends the text of `before_it_begins`, if it is still shown: from here on, the bar shows progress."""
-        if self._ticks is not None:
-            self._ticks.set()
-            self._ticks = None
+        ticker, self._ticker = self._ticker, None
+        if ticker is not None:
+            ticker.close()
             self.set_description_str(None, refresh=False)
 
-    def _tick(self, ends: threading.Event) -> None:
-        while not ends.wait(_LOG_SECONDS if self.is_log else _TICK_SECONDS):
-            self.refresh()
 
-
-class BytesBar(Bar):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(unit="B", unit_scale=True, **options)
-
-
-def _is_terminal() -> bool:
-    with contextlib.suppress(ValueError, AttributeError):  # closed, or there is none
-        return sys.stderr.isatty()
-    return False
+BytesBar = functools.partial(Bar, unit="B", unit_scale=True)
 
 
 def _columns() -> int:

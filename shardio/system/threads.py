@@ -27,6 +27,8 @@ from shardio.system.opening import Living, limit_hint, open_file
 T = TypeVar("T")
 R = TypeVar("R")
 
+_TICK_SECONDS = 1.0
+
 
 class Call(Generic[T]):
     """A call of a function that one thread makes, and other threads may wait for."""
@@ -125,13 +127,11 @@ class DaemonThread(threading.Thread):
         A thread that has not started by now never starts. Does not wait in the thread itself, in a forked process,
         which lacks the thread, or while the interpreter is finalizing.
         """
-        if not self._decision.setdefault(None, False) or self is threading.current_thread() or self._pid != os.getpid():
-            return
-        if sys.is_finalizing():
-            return
-        self._call.wait(timeout_seconds)
-        if self.ident is not None:
-            self.join()
+        starts = self._decision.setdefault(None, False)
+        if starts and self is not threading.current_thread() and self._pid == os.getpid() and not sys.is_finalizing():
+            self._call.wait(timeout_seconds)
+            if self.ident is not None:
+                self.join()
 
     @property
     def is_over(self) -> bool:
@@ -142,6 +142,29 @@ class DaemonThread(threading.Thread):
         self.wait()
         if self._call.error is not None:
             raise self._call.error
+
+
+class Ticker(DaemonThread):
+    """A thread that calls `tick` every `seconds`. Ends at `close`, or when `owner` is garbage collected."""
+
+    def __init__(self, owner: object, tick: Callable[[], object], seconds: float, name: str) -> None:
+        self._ends: queue.SimpleQueue[object] = queue.SimpleQueue()
+        super().__init__(partial(_tick, self._ends, weakref.ref(owner, self._ends.put), tick, seconds), name)
+
+    def close(self) -> None:
+        """Ends the thread, and waits for it, but not for a `tick` that takes a second. May be called again."""
+        self._ends.put(None)
+        with contextlib.suppress(queue.Empty):
+            self.wait(_TICK_SECONDS)
+
+
+def _tick(ends: queue.SimpleQueue[object], owner: object, tick: Callable[[], object], seconds: float) -> None:
+    """Calls `tick` every `seconds`, until `ends` has an item: `owner`, a weak reference, puts itself there."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            ends.get(timeout=seconds)
+            return
+        tick()
 
 
 def wait_while_running(threads: Iterable[DaemonThread], seconds: float = 1.0) -> list[DaemonThread]:
@@ -218,7 +241,7 @@ class Flag:
 _Calls = queue.SimpleQueue[Any]
 
 
-class ThreadPool:
+class ThreadPool(contextlib.AbstractContextManager["ThreadPool"]):
     """Makes calls in at most `num_threads` daemon threads, which start as calls are submitted.
 
     To be used by one thread. The end of a `with` block waits for all calls or, if the block raises, only for running
@@ -275,9 +298,6 @@ class ThreadPool:
         if cancel:
             self._cancelled.set()
         self._calls.put(None)
-
-    def __enter__(self) -> ThreadPool:
-        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(cancel=kind is not None)

@@ -352,6 +352,13 @@ def test_an_output_sweeps_what_killed_writers_of_the_same_file_have_left(tmp_pat
 # --- temporaries -----------------------------------------------------------------------------------------------------
 
 
+def swept(folder: Path) -> int:
+    """Sweeps, and returns how many files that has removed."""
+    before = len(os.listdir(folder))
+    sweep_temporaries(folder)
+    return before - len(os.listdir(folder))
+
+
 @pytest.mark.parametrize("has_locks", [True, False])
 def test_sweep_leaves_the_file_of_a_writer_in_this_process_also_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_locks: bool
@@ -360,10 +367,10 @@ def test_sweep_leaves_the_file_of_a_writer_in_this_process_also_without_locks(
         monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
     with AtomicFile(tmp_path / "x") as file:
         write_all(file.descriptor, b"abc")
-        assert sweep_temporaries(tmp_path) == 0
+        assert swept(tmp_path) == 0
         file.commit()
     assert (tmp_path / "x").read_bytes() == b"abc"
-    assert sweep_temporaries(tmp_path) == 0
+    assert swept(tmp_path) == 0
     assert names(tmp_path) == ["x"]
 
 
@@ -377,7 +384,7 @@ def test_sweep_continues_when_another_process_publishes_a_file_meanwhile(tmp_pat
             first.unlink()
         return False
 
-    assert sweep_temporaries(tmp_path, is_kept) == 1
+    sweep_temporaries(tmp_path, is_kept)
     assert not second.exists()
 
 
@@ -411,11 +418,11 @@ def test_sweep_leaves_the_file_of_a_living_process_and_removes_that_of_a_killed_
     with writer_process(tmp_path / "living") as living:
         with writer_process(tmp_path / "killed") as killed:
             assert len(names(tmp_path)) == 2
-            assert sweep_temporaries(tmp_path) == 0
+            assert swept(tmp_path) == 0
             killed.kill()
             assert killed.wait(60) == -signal.SIGKILL
         assert [name.split(".")[1] for name in names(tmp_path)] == ["killed", "living"]
-        assert sweep_temporaries(tmp_path) == 1
+        assert swept(tmp_path) == 1
         assert [name.split(".")[1] for name in names(tmp_path)] == ["living"]
         living.communicate(b"commit\n", timeout=60)
         assert living.returncode == 0
@@ -435,13 +442,13 @@ def of_another_machine(folder: Path, silent_seconds: float) -> Path:
 
 def test_sweep_leaves_the_file_of_another_machine_until_it_has_been_silent_for_a_day(tmp_path: Path) -> None:
     path = of_another_machine(tmp_path, 86_000)
-    assert sweep_temporaries(tmp_path) == 0
+    assert swept(tmp_path) == 0
     path.unlink()
     path = of_another_machine(tmp_path, 86_800)
     with path.open("rb") as locked:
         fcntl.flock(locked, fcntl.LOCK_EX)
-        assert sweep_temporaries(tmp_path) == 0
-    assert sweep_temporaries(tmp_path) == 1
+        assert swept(tmp_path) == 0
+    assert swept(tmp_path) == 1
     assert names(tmp_path) == []
 
 
@@ -480,25 +487,25 @@ def test_sweep_touches_nothing_but_regular_temporaries(tmp_path: Path) -> None:
     before = names(tmp_path)
     (tmp_path / ".left.0123456789abcdef.tmp").write_bytes(b"x")
     with must_not_block():
-        assert sweep_temporaries(tmp_path) == 1
+        assert swept(tmp_path) == 1
     assert names(tmp_path) == before
     assert target.read_bytes() == b"precious"
 
 
 def test_a_writer_swept_before_it_had_its_lock_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, swept = fcntl.flock, 0
+    real, count = fcntl.flock, 0
 
     def flock(descriptor: int, operation: int) -> None:
-        nonlocal swept
-        if swept < 2 and not operation & fcntl.LOCK_NB:
+        nonlocal count
+        if count < 2 and not operation & fcntl.LOCK_NB:
             monkeypatch.setattr(fcntl, "flock", real)
-            swept += sweep_temporaries(tmp_path)
+            count += swept(tmp_path)
             monkeypatch.setattr(fcntl, "flock", flock)
         real(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
     write_atomic(tmp_path / "x", b"abc")
-    assert swept == 2
+    assert count == 2
     assert (tmp_path / "x").read_bytes() == b"abc"
     assert names(tmp_path) == ["x"]
 
