@@ -196,9 +196,6 @@ class CachedSplit(Finalized, SplitSource):
             self.close()
             raise
 
-    def finalize(self) -> None:
-        self.close()
-
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
         """Waits until the index is copied. A thread copies the shards: in the order in which `batches` need them."""
         # All nodes copy in one order, and a node that has everything passes it on.
@@ -281,6 +278,8 @@ class CachedSplit(Finalized, SplitSource):
     def close(self) -> None:
         if hasattr(self, "_fill"):  # else its making was interrupted
             self._fill.close()
+
+    finalize = close
 
 
 def _open_copy(lease: Lease, split: str) -> ShardSet:

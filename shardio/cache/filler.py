@@ -22,7 +22,7 @@ from typing import TypeVar
 from shardio.cache.folder import Cache, CachedCopy
 from shardio.cache.leases import CopyPaths, Lease, open_in_cache
 from shardio.cache.meeting import GroupBrokenError, Meeting
-from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy, part_nbytes, part_of, remove_parts
+from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy, part_of, remove_parts
 from shardio.errors import CacheError, FormatError, SpaceError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME
@@ -33,7 +33,7 @@ from shardio.format.parse import is_digest
 from shardio.sets.names import is_url
 from shardio.sets.storage import FileCopier, Storage
 from shardio.system.files import fsync_folder, lock_at_once, remove_temporaries, reserve
-from shardio.system.opening import FileAt, FolderHandle, at, naming
+from shardio.system.opening import FolderHandle, at, naming
 from shardio.system.threads import Flag, Stop, ThreadPool
 
 R = TypeVar("R")
@@ -95,7 +95,34 @@ class CopyFiller:
         Waits while another process fills the copy. Raises the errors of `stage`.
         """
         try:
-            return self._run()
+            self._cache.sweep()
+            source = self.storage.name if is_url(self.storage.name) else os.path.abspath(self.storage.name)
+            waiting = False
+            while not self.stop.is_set():
+                complete = not self.verify and self.lease.manifest() is not None and not self._missing(self.lease.path)
+                if complete and self.meeting is None:
+                    fsync_folder(self.lease.path)  # the filler may have been killed before
+                    return True
+                filling = self.lease.try_filling(source)
+                if filling is not None:
+                    with filling:
+                        if self.on_fill is not None:
+                            self.on_fill()
+                        with self._with_room(self.files, lambda _: self.lease.open_folder()) as folder:
+                            try:
+                                return self._fill(folder)
+                            finally:
+                                # An empty folder of a copy that was not begun would keep other users from making it.
+                                with contextlib.suppress(OSError):
+                                    folder.path.rmdir()
+                if self.meeting is not None:  # another process of this node fills, or takes part
+                    self._decline()
+                    continue
+                if not waiting and self.on_wait is not None:
+                    self.on_wait(self.lease.filler())
+                waiting = True
+                self.stop.wait(_POLL_SECONDS)
+            return False
         finally:
             self._decline()  # or the others would wait for this rank
 
@@ -104,36 +131,6 @@ class CopyFiller:
         if meeting is not None and not self.stop.is_set():
             with contextlib.suppress(GroupBrokenError):
                 meeting.form(self.manifest.digest, fills=False)
-
-    def _run(self) -> bool:
-        self._cache.sweep()
-        source = self.storage.name if is_url(self.storage.name) else os.path.abspath(self.storage.name)
-        waiting = False
-        while not self.stop.is_set():
-            complete = not self.verify and self.lease.manifest() is not None and not self._missing(self.lease.path)
-            if complete and self.meeting is None:
-                fsync_folder(self.lease.path)  # the filler may have been killed before
-                return True
-            filling = self.lease.try_filling(source)
-            if filling is not None:
-                with filling:
-                    if self.on_fill is not None:
-                        self.on_fill()
-                    with self._with_room(self.files, lambda _: self.lease.open_folder()) as folder:
-                        try:
-                            return self._fill(folder)
-                        finally:
-                            # An empty folder of a copy that was not begun would keep other users from making it.
-                            with contextlib.suppress(OSError):
-                                folder.path.rmdir()
-            if self.meeting is not None:  # another process of this node fills, or takes part
-                self._decline()
-                continue
-            if not waiting and self.on_wait is not None:
-                self.on_wait(self.lease.filler())
-            waiting = True
-            self.stop.wait(_POLL_SECONDS)
-        return False
 
     def _missing(self, folder: Path | FolderHandle) -> list[FileEntry]:
         """Returns the files that are missing in `folder`, or that fail the checks of `open_sound`."""
@@ -157,7 +154,7 @@ class CopyFiller:
         if self.stop.is_set():
             return False
         try:
-            self.evicted += self._cache.make_room(self.lease.digest, self._needed(todo, folder))
+            self.evicted += self._cache.make_room(self.lease.digest, self._needed(todo))
         except SpaceError:
             if was_empty:  # evicting a copy that has only links would free nothing
                 remove_parts(folder)
@@ -165,7 +162,7 @@ class CopyFiller:
         self._copier.total += sum(entry.nbytes for entry in todo)
         try:
             if todo or self.meeting is not None:
-                self._with_room(todo, lambda left: self._copy(folder, left), folder)
+                self._with_room(todo, lambda left: self._copy(folder, left))
             if self.stop.is_set():
                 return False
             remove_parts(folder)
@@ -176,7 +173,7 @@ class CopyFiller:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise self._cache.no_room(self.lease.digest, self._needed(todo, folder), error.strerror) from error
+            raise self._cache.no_room(self.lease.digest, self._needed(todo), error.strerror) from error
         if not folder.is_in_place():
             raise CacheError(
                 f"{folder}: another process moved or replaced this folder while shardio was filling it: remove what "
@@ -309,9 +306,7 @@ class CopyFiller:
                 self.on_message("this node is much slower than the others, and goes on alone")
                 break
 
-    def _with_room(
-        self, todo: Sequence[FileEntry], make: Callable[[Sequence[FileEntry]], R], folder: FolderHandle | None = None
-    ) -> R:
+    def _with_room(self, todo: Sequence[FileEntry], make: Callable[[Sequence[FileEntry]], R]) -> R:
         try:
             return make(todo)
         except OSError as error:
@@ -319,16 +314,19 @@ class CopyFiller:
                 raise
             # The disk takes no folder, or another process has taken the same free space: once more, with what can be
             # evicted now.
-            self.evicted += self._cache.make_room(self.lease.digest, self._needed(todo, folder))
+            self.evicted += self._cache.make_room(self.lease.digest, self._needed(todo))
             return make(self._left(todo))
 
     def _left(self, todo: Sequence[FileEntry]) -> list[FileEntry]:
         return [entry for entry in todo if entry not in self.copied and entry not in self.linked]
 
-    def _needed(self, todo: Sequence[FileEntry], folder: FolderHandle | None) -> int:
+    def _needed(self, todo: Sequence[FileEntry]) -> int:
         left = [entry for entry in self._left(todo) if entry not in self._links]
-        there = sum(min(entry.nbytes, part_nbytes(folder, entry)) for entry in left) if folder else 0
-        return sum(entry.nbytes for entry in left) - there + len(self.manifest.dumps())
+        needed = sum(entry.nbytes for entry in left) + len(self.manifest.dumps())
+        for entry in left:
+            with contextlib.suppress(OSError):
+                needed -= min(entry.nbytes, os.lstat(str(part_of(self.lease.path, entry))).st_blocks * 512)
+        return needed
 
 
 def take_names(cache: Path, status: os.stat_result, say: Callable[[str], object]) -> None:
@@ -351,8 +349,7 @@ def link_from_others(folder: FolderHandle, entries: Sequence[FileEntry]) -> dict
     linked: dict[FileEntry, os.stat_result] = {}
     cache, digest = folder.path.parent, folder.path.name
     for name in sorted(name for name in os.listdir(cache) if is_digest(name) and name != digest):
-        left = [entry for entry in entries if entry not in linked]
-        if not left:
+        if len(linked) == len(entries):
             break
         # Whatever prevents this, the file is copied from the source: the other copy is evicted or damaged, its set has
         # other shapes, or the filesystem takes no more links.
@@ -365,22 +362,18 @@ def link_from_others(folder: FolderHandle, entries: Sequence[FileEntry]) -> dict
             is_kept = lock_at_once(lock.fileno(), fcntl.LOCK_SH) and os.fstat(lock.fileno()).st_nlink
             if is_kept and os.fstat(other.fileno()).st_uid == os.geteuid():
                 manifest = read_manifest(other / MANIFEST_NAME, name)
-                have = {(entry.sha256, entry.nbytes): entry for entry in manifest.files}
-                for entry in left:
-                    there = have.get((entry.sha256, entry.nbytes))
-                    if there and (status := _link(other / there.file, folder, entry)):
-                        linked[entry] = status
+                have = {(entry.sha256, entry.nbytes): other / entry.file for entry in manifest.files}
+                for entry in entries:
+                    source = have.get((entry.sha256, entry.nbytes))
+                    if source is None or entry in linked:
+                        continue
+                    with contextlib.suppress(OSError, FormatError), open_checked(source, entry) as file:
+                        status, (new, here) = os.fstat(file.fileno()), at(part_of(folder, entry))
+                        if status.st_uid != os.geteuid():
+                            continue
+                        with contextlib.suppress(FileExistsError):
+                            os.link(source.name, new, src_dir_fd=other.fileno(), dst_dir_fd=here, follow_symlinks=False)
+                        # Else it was being fetched, or another file has taken the name since.
+                        if os.path.samestat(os.lstat(new, dir_fd=here), status):
+                            linked[entry] = status
     return linked
-
-
-def _link(source: FileAt, folder: FolderHandle, entry: FileEntry) -> os.stat_result | None:
-    """Hard links `source` as an unfinished file of `folder`, and returns its lstat. Returns None if it is another
-    user's, differs from `entry`, or cannot be linked."""
-    with contextlib.suppress(OSError, FormatError), open_checked(source, entry) as file:
-        status, (old, there), (new, here) = os.fstat(file.fileno()), at(source), at(part_of(folder, entry))
-        if status.st_uid == os.geteuid():
-            with contextlib.suppress(FileExistsError):
-                os.link(old, new, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
-            # Else it was being fetched, or another file has taken the name since.
-            return status if os.path.samestat(os.lstat(new, dir_fd=here), status) else None
-    return None

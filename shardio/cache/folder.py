@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from shardio.cache.leases import LOOKING_SECONDS, MARKER_NAME, CopyPaths, Lease, holders_of, is_held, open_in_cache
+from shardio.cache.leases import LOOKING_SECONDS, MARKER_NAME, CopyPaths, Lease, holders_of, open_in_cache
 from shardio.errors import CacheError, SpaceError
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.parse import is_digest
@@ -154,13 +154,19 @@ class Cache:
         `found` is the filesystem's own error message, which may name a quota.
         """
         copies = [copy for copy in self.copies() if copy.digest != digest]
-        held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use))) or "no other copy"
+        held = [
+            f"{copy.digest[:16]} ({copy.source or 'source unknown'}), {copy.nbytes:,} bytes"
+            + (f" by process {', '.join(map(str, copy.processes))}" if copy.processes else "")
+            for copy in copies
+            if copy.in_use
+        ]
         ours = _freed(self._evictable(copies))
         others = _freed([copy for copy in copies if not copy.in_use]) - ours
         return SpaceError(
             f"{self.folder}: expected room for {nbytes:,} bytes, found {f'{found}, ' if found else ''}"
             f"{self.free_nbytes():,} free, {ours:,} in copies that are not in use"
-            f"{f', {others:,} in unused copies that only other users may remove' if others else ''}; in use: {held}. "
+            f"{f', {others:,} in unused copies that only other users may remove' if others else ''}; in use: "
+            f"{'; '.join(held) or 'no other copy'}. "
             "Finished files are kept. Make room, choose a larger disk for the cache, or read from the source"
         )
 
@@ -194,7 +200,7 @@ class Cache:
 
     def may_remove(self, digest: str) -> bool:
         """Returns whether this user may rename a copy and remove its files; True if there is no such copy."""
-        folder = CopyPaths(self.folder, digest).folder
+        folder = self.folder / digest
         try:
             owner = os.stat(folder).st_uid
         except FileNotFoundError:
@@ -220,26 +226,24 @@ class Cache:
     def _make(self) -> None:
         """Creates the folder and first of all the marker file. Raises CacheError for a folder that is no cache."""
         marker = self.folder / MARKER_NAME
-        if marker.exists():
-            # A process was killed right after making it, or the owner of the folder has made it.
-            if not marker.stat().st_size:
-                with contextlib.suppress(OSError), open_in_cache(marker, os.O_WRONLY, sole_name=True) as file:
-                    write_all(file.fileno(), _MARKER)
-                    os.fsync(file.fileno())
+        flags, may_pass = os.O_WRONLY, OSError
+        if not marker.exists():
+            kind = filesystem_kind(next(path for path in (self.folder, *self.folder.parents) if path.exists()))
+            if is_shared(kind):
+                raise CacheError(
+                    f"{self.folder}: expected a folder on a disk of this machine, found one on {kind}, a "
+                    "network filesystem, where it is unknown which copies other machines use. Choose a folder on a "
+                    "local disk, or read the set without a cache"
+                )
+            make_folder(self.folder)
+            if os.listdir(self.folder):
+                self._check()
+            flags, may_pass = os.O_WRONLY | os.O_CREAT | os.O_EXCL, FileExistsError  # another process has made it
+        elif (
+            marker.stat().st_size
+        ):  # else a process was killed right after making it, or the folder's owner has made it
             return
-        kind = filesystem_kind(next(path for path in (self.folder, *self.folder.parents) if path.exists()))
-        if is_shared(kind):
-            raise CacheError(
-                f"{self.folder}: expected a folder on a disk of this machine, found one on {kind}, a "
-                "network filesystem, where it is unknown which copies other machines use. Choose a folder on a local "
-                "disk, or read the set without a cache"
-            )
-        make_folder(self.folder)
-        if os.listdir(self.folder):
-            self._check()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        # If another process has made it, its existence counts.
-        with contextlib.suppress(FileExistsError), open_in_cache(marker, flags) as file:
+        with contextlib.suppress(may_pass), open_in_cache(marker, flags, sole_name=True) as file:
             write_all(file.fileno(), _MARKER)
             os.fsync(file.fileno())  # whoever makes the folder of a copy syncs its name
 
@@ -261,10 +265,16 @@ def _describe(paths: CopyPaths, may_remove: bool) -> CachedCopy:
             with contextlib.suppress(OSError):  # a full disk
                 paths.open_lock().close()
         status = os.lstat(paths.lock)
-        processes = holders_of(status)
-        in_use = bool(processes) or is_held(paths)
+        in_use = bool(processes := holders_of(status))
+        if not in_use:
+            with open_in_cache(paths.lock) as lock:
+                in_use = not lock_at_once(lock.fileno())
+                if not in_use:
+                    paths.check_lock(lock)
     except FileNotFoundError:  # only others can remove it
         pass
+    except PermissionError:  # another user's, who does not share it: this user may not remove it
+        in_use = True
     except CacheError as error:
         in_use, problem = True, str(error)
     nbytes, nbytes_alone = _sizes([_statuses(paths.folder)])
@@ -307,11 +317,6 @@ def _statuses(folder: Path) -> Iterator[os.stat_result]:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # a temporary file that has got its name
                 yield entry.stat(follow_symlinks=False)
-
-
-def _describe_use(copy: CachedCopy) -> str:
-    by = f" by process {', '.join(map(str, copy.processes))}" if copy.processes else ""
-    return f"{copy.digest[:16]} ({copy.source or 'source unknown'}), {copy.nbytes:,} bytes{by}"
 
 
 def _remove_trash(path: Path) -> None:

@@ -13,11 +13,9 @@ import errno
 import fcntl
 import json
 import os
-import queue
 import stat
 import time
 import weakref
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +27,7 @@ from shardio.format.manifest_file import load_manifest, read_manifest
 from shardio.system.files import lock_at_once, make_folder, write_all
 from shardio.system.machine import PROC
 from shardio.system.opening import FolderHandle, OpenFile, is_same_file, kind_of, naming, open_untrusted
-from shardio.system.threads import DaemonThread
+from shardio.system.threads import Ticker
 
 MARKER_NAME = "shardio-cache.txt"
 WAY_OUT = ": shardio has not put it there. Remove it, or choose another cache"
@@ -39,32 +37,22 @@ LOOKING_SECONDS = 0.01
 _LEASE_SECONDS = 30.0
 # Holders touch the lock, and look whether it is still there, this often.
 KEEP_SECONDS = 60.0
-_CLOSE_SECONDS = 1.0
 # The content of a lock file that was made before its copy: all leases on the copy are locks on this very file.
 _IS_OLDER = b"older than the copy\n"
 _MAX_SOURCE_NBYTES = 1 << 16
 
 
-@dataclass(frozen=True)
 class CopyPaths:
     """The paths of one set's copy and its two locks in a cache, whether or not they exist."""
 
-    cache: Path
-    digest: str
-
-    @property
-    def folder(self) -> Path:
-        return self.cache / self.digest
-
-    @property
-    def lock(self) -> Path:
+    def __init__(self, cache: Path, digest: str) -> None:
+        self.cache = cache
+        self.digest = digest
+        self.folder = cache / digest
+        self.lock = cache / f"{digest}.lock"
         """The lock file of the leases. Each lease holds a shared lock on it, and an evictor an exclusive lock."""
-        return self.cache / f"{self.digest}.lock"
-
-    @property
-    def fill(self) -> Path:
+        self.fill = cache / f"{digest}.fill"
         """The lock file of the right to fill the copy. It also stores where the copy's files come from."""
-        return self.cache / f"{self.digest}.fill"
 
     def open_lock(self) -> OpenFile:
         """Opens the lock file for reading, which is enough to lock it. Makes it, readable by all, if it is missing.
@@ -105,10 +93,7 @@ class CopyPaths:
     def lock_alone(self) -> OpenFile | None:
         """Returns the lock file, locked exclusively; None if another process holds a lock on it or has removed it."""
         lock = self.open_lock()
-        if lock_at_once(lock.fileno()) and os.fstat(lock.fileno()).st_nlink:
-            return lock
-        lock.close()
-        return None
+        return lock if lock_at_once(lock.fileno()) and os.fstat(lock.fileno()).st_nlink else None
 
     def remove_locks(self) -> None:
         """Removes both lock files of a copy that is gone. The caller holds the lock from `lock_alone`."""
@@ -134,7 +119,7 @@ class CopyPaths:
         return source if isinstance(source, str) else ""
 
 
-class Lease:
+class Lease(contextlib.AbstractContextManager["Lease"]):
     """Keeps a copy from being evicted until `close`, or until the object or the process ends. Not thread safe.
 
     A thread touches the lock file each minute, and makes it anew, locked, if it was removed. A forked process inherits
@@ -149,8 +134,7 @@ class Lease:
         self._paths = paths
         self._lock = _lock_shared(paths)
         self._tried_filling = False
-        self._ended: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._keeper = DaemonThread(partial(_keep, weakref.ref(self, self._ended.put), self._ended), "shardio-lease")
+        self._keeper = Ticker(self, partial(_keep, weakref.ref(self)), KEEP_SECONDS, "shardio-lease")
         self._touch()
         with contextlib.suppress(RuntimeError):  # the system allows no more threads
             self._keeper.begin()
@@ -246,17 +230,12 @@ class Lease:
             return min(holders_of(os.stat(self._paths.fill)), default=None)
         return None
 
-    def __enter__(self) -> Lease:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Ends the lease. May be called again."""
-        self._ended.put(None)
-        with contextlib.suppress(queue.Empty):
-            self._keeper.wait(_CLOSE_SECONDS)
+        self._keeper.close()
         if not self._lock.closed:
             self._touch()
             self._lock.close()
@@ -304,17 +283,11 @@ def _lock_shared(paths: CopyPaths) -> OpenFile:
             return lock
 
 
-def _keep(lease: weakref.ref[Lease], ended: queue.SimpleQueue[object]) -> None:
-    """Keeps the lock of a lease, until `ended` has an item."""
-    while True:
-        with contextlib.suppress(queue.Empty):
-            ended.get(timeout=KEEP_SECONDS)
-            return
-        # Whatever is wrong in the cache may be right a period later.
-        with contextlib.suppress(OSError, CacheError):
-            if (held := lease()) is not None:
-                held.keep()
-        del held
+def _keep(lease: weakref.ref[Lease]) -> None:
+    # Whatever is wrong in the cache may be right a period later.
+    with contextlib.suppress(OSError, CacheError):
+        if (held := lease()) is not None:
+            held.keep()
 
 
 def lock_within(descriptor: int, operation: int, seconds: float) -> None:
@@ -329,18 +302,6 @@ def lock_within(descriptor: int, operation: int, seconds: float) -> None:
                 "end that process, or choose another cache",
             )
         time.sleep(LOOKING_SECONDS)
-
-
-def is_held(paths: CopyPaths) -> bool:
-    """Returns whether the lock file is locked; True if this user may not open it. Raises the error of `check_lock`."""
-    try:
-        lock = open_in_cache(paths.lock)
-    except PermissionError:  # another user's, who does not share it: this user may not remove it
-        return True
-    with lock:
-        if is_free := lock_at_once(lock.fileno()):
-            paths.check_lock(lock)
-        return not is_free
 
 
 def holders_of(status: os.stat_result, proc: Path = PROC) -> tuple[int, ...]:

@@ -267,38 +267,30 @@ class Group:
 
     def gather(self, mine: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
         """Fills `out`, uint8 (len(self) * n,), with every node's `mine`, uint8 (n,), in the order of `members`."""
-        import torch
-
-        self._wait(lambda: self.gloo._allgather_base(torch.from_numpy(out), torch.from_numpy(mine)))
+        self._wait(lambda tensor: self.gloo._allgather_base(tensor(out), tensor(mine)))
 
     def exchange(
-        self, mine: NDArray[np.uint8], counts: Sequence[int], out: NDArray[np.uint8], out_counts: Sequence[int]
+        self, mine: NDArray[np.uint8], counts: list[int], out: NDArray[np.uint8], out_counts: list[int]
     ) -> None:
         """Sends a part of `mine`, uint8 (n,), to each node, and fills `out`, uint8 (m,), with the parts received.
 
         In both, the parts are in the order of `members`. Sends `counts[k]` bytes to node k, and receives
         `out_counts[k]` bytes from it.
         """
-        import torch
-
-        self._wait(
-            lambda: self.gloo.alltoall_base(
-                torch.from_numpy(out), torch.from_numpy(mine), list(out_counts), list(counts)
-            )
-        )
+        self._wait(lambda tensor: self.gloo.alltoall_base(tensor(out), tensor(mine), out_counts, counts))
 
     def scatter(self, mine: NDArray[np.uint8], sender: int, out: NDArray[np.uint8]) -> None:
         """Fills `out`, uint8 (n,), with node `sender`'s `mine`, uint8 (n,), which no other node passes on."""
+        options = _torch().ScatterOptions()
+        options.rootRank = sender
+        mines = [mine] if self.rank == sender else []
+        self._wait(lambda tensor: self.gloo.scatter([tensor(out)], [[tensor(m)] * len(self) for m in mines], options))
+
+    def _wait(self, start: Callable[[Callable[[NDArray[np.uint8]], Any]], Any]) -> None:
         import torch
 
-        options: Any = torch.distributed.ScatterOptions()
-        options.rootRank = sender
-        parts = [[torch.from_numpy(mine)] * len(self)] if self.rank == sender else []
-        self._wait(lambda: self.gloo.scatter([torch.from_numpy(out)], parts, options))
-
-    def _wait(self, start: Callable[[], Any]) -> None:
         try:
-            work = start()
+            work = start(torch.from_numpy)
             pause = 1e-4
             while not work.is_completed():
                 if self.stop.is_set():

@@ -227,15 +227,18 @@ class PartialCopy:
         return data
 
     def add(self, entry: FileEntry, start: int, data: memoryview) -> None:
-        """Writes `data`, whole blocks, into a file at byte `start`. Raises OSError if that fails.
+        """Writes `data`, whole blocks, into a file at byte `start`, or marks the blocks as MISSING if that fails.
 
         Writes nothing if the blocks are THERE, or if another process is finishing the file.
         """
-        with self.open(entry, os.O_RDWR) as file, naming(self.path_of(entry)):
-            free = lock_at_once(file.fileno(), fcntl.LOCK_SH)
-            if free and (self.states_of(entry, start, start + len(data)) != THERE).any():
-                self.write(entry, start, data)
-            fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # a process that was forked meanwhile has the open file, too
+        try:
+            with self.open(entry, os.O_RDWR) as file, naming(self.path_of(entry)):
+                free = lock_at_once(file.fileno(), fcntl.LOCK_SH)
+                if free and (self.states_of(entry, start, start + len(data)) != THERE).any():
+                    self.write(entry, start, data)
+                fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # a process that was forked meanwhile has the open file, too
+        except (OSError, CacheError):  # finished, or the disk is full
+            self.mark(entry, MISSING, start, start + len(data))  # or others would wait for it
 
     def runs(self, entry: FileEntry, start: int, stop: int) -> list[tuple[int, int, int]]:
         """Returns the bytes [start, stop) of a file as ranges (start, stop, state) of blocks with the same state."""
@@ -273,14 +276,6 @@ class PartialCopy:
             os.rename(old, new, src_dir_fd=there, dst_dir_fd=here)
         fsync_folder(self._folder)
         return sha256
-
-
-def part_nbytes(folder: FolderHandle, entry: FileEntry) -> int:
-    """Returns the bytes that an unfinished file takes up on the disk; 0 if the file does not exist."""
-    with contextlib.suppress(FileNotFoundError):
-        name, opened = at(part_of(folder, entry))
-        return os.stat(name, dir_fd=opened, follow_symlinks=False).st_blocks * 512
-    return 0
 
 
 def remove_parts(folder: FolderHandle) -> None:

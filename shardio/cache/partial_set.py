@@ -7,12 +7,12 @@ from the source are written into the unfinished files of the copy, so no process
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -49,7 +49,6 @@ class PartialTable(MappedTable):
 
     def __init__(self, table: StoredTable, order: MappedTable | None, shards: PartialSet) -> None:
         super().__init__(table, shards.folder, order)
-        self._storage, self._copy = shards.storage, shards.lease
         self._shards = weakref.proxy(shards)  # which has this table
         self._partial: PartialCopy | None = None
         self._is_away = np.ones(len(table.files), bool)
@@ -64,7 +63,7 @@ class PartialTable(MappedTable):
             self._partial = self._map_unfinished()
         for number in np.flatnonzero(self._is_away).tolist():
             entry = self.table.files[number]
-            if self._copy.has(entry):
+            if self._shards.lease.has(entry):
                 try:
                     # Another thread may do the same: then one mapping of the file replaces an equal one.
                     self.map_file(number, SplitLayout.open_file(self._shards, entry))
@@ -77,7 +76,7 @@ class PartialTable(MappedTable):
 
     def _map_unfinished(self) -> PartialCopy | None:
         """Maps the unfinished files. Returns None if they do not all exist yet, or if blocks are not whole rows."""
-        partial = PartialCopy.find(self._copy.path, self._shards.manifest)
+        partial = PartialCopy.find(self._shards.lease.path, self._shards.manifest)
         blocks = [partial.blocks[entry] for entry in self.table.files] if partial else []
         self._first_blocks = np.array([each.first for each in blocks])
         self._block_rows = np.array([each.num_rows for each in blocks])
@@ -137,9 +136,9 @@ class PartialTable(MappedTable):
         expected = self._shards.copy_crc32s(self.table.name, doubted)
         for sample, line, crc in zip(doubted.tolist(), places.tolist(), expected.tolist(), strict=True):
             if crc32(out[line]) != crc:
-                fetch(self._storage, self.table.what(sample), *self.locate_one(sample), out[line])
+                fetch(self._shards.storage, self.table.what(sample), *self.locate_one(sample), out[line])
                 if (found := crc32(out[line])) != crc:
-                    raise wrong_row(self._shards, self._storage, self.table.name, sample, found)
+                    raise wrong_row(self._shards, self._shards.storage, self.table.name, sample, found)
 
     def copy_windows(
         self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows, shape: SampleShape
@@ -153,11 +152,11 @@ class PartialTable(MappedTable):
             (rows, columns), image = windows.part(number), np.empty(shape, np.uint8)
             sample, lines = int(indices[number]), image[rows]
             (entry, offset), is_copied = self.locate_one(sample), states[number] == _WHOLE or self._partial is not None
-            if is_copied or entry.file in self._storage.damaged:
+            if is_copied or entry.file in self._shards.storage.damaged:
                 self.copy(indices[number : number + 1], image.reshape(1, -1))
             else:  # no more than is needed, as from a set without a copy
                 offset += rows.start * image[0].nbytes
-                fetch(self._storage, self.table.what(sample), entry, offset, lines.reshape(-1))
+                fetch(self._shards.storage, self.table.what(sample), entry, offset, lines.reshape(-1))
             np.copyto(places[number].reshape(len(lines), -1, shape[2]), lines[:, columns])
 
     def _fetch(self, sample: int, out: NDArray[np.uint8]) -> None:
@@ -167,7 +166,7 @@ class PartialTable(MappedTable):
         """
         (entry, offset), what = self.locate_one(sample), self.table.what(sample)
         if (partial := self._partial) is None:
-            fetch(self._storage, what, entry, offset, out)
+            fetch(self._shards.storage, what, entry, offset, out)
             return
         blocks = partial.blocks[entry]
         begin, end = blocks.around(offset, offset + self.table.row_nbytes)
@@ -177,25 +176,15 @@ class PartialTable(MappedTable):
             super().copy(np.array([sample]), out.reshape(1, -1))
             return
 
-        def read_into(_: FileEntry, begin: int, buffer: memoryview) -> None:
-            fetch(self._storage, what, entry, begin, np.frombuffer(buffer, np.uint8))
-
-        def add(entry: FileEntry, begin: int, buffer: memoryview) -> None:
-            with contextlib.suppress(OSError, CacheError):  # finished, or the disk is full: the sample is here anyway
-                try:
-                    partial.add(entry, begin, buffer)
-                except (OSError, CacheError):
-                    partial.mark(entry, MISSING, begin, begin + len(buffer))  # or others would wait for it
-                    raise
-
-        data = np.frombuffer(partial.fetch(entry, start, stop, read_into, add), np.uint8)
+        read_into = functools.partial(fetch, self._shards.storage, what)
+        data = np.frombuffer(partial.fetch(entry, start, stop, read_into, partial.add), np.uint8)
         out[:] = data[offset - start :][: len(out)]
 
 
-def fetch(storage: Storage, what: str, entry: FileEntry, offset: int, out: NDArray[np.uint8]) -> None:
+def fetch(storage: Storage, what: str, entry: FileEntry, offset: int, out: NDArray[np.uint8] | memoryview) -> None:
     """Fills `out` with bytes of a file in the storage, from byte `offset` on. An OSError names the sample by `what`."""
     try:
-        storage.read_into(entry, offset, out.data.cast("B"))
+        storage.read_into(entry, offset, memoryview(out).cast("B"))  # type: ignore[arg-type]
     except OSError as error:
         raise OSError(error.errno, f"{what}: {error.strerror}", error.filename) from None
 
@@ -227,7 +216,7 @@ class PartialSet(ShardSet):
         if not self.look() and os.path.lexists(self.path / MANIFEST_NAME):
             return super().__reduce__()
         if isinstance(self.storage, FolderStorage):
-            return partial(open_shards, digest=self.digest), (self.storage.name, self.split)
+            return functools.partial(open_shards, digest=self.digest), (self.storage.name, self.split)
         raise TypeError(
             f"a set that is being copied from {self.storage.name} cannot be pickled or copied: wait until the copy is "
             "complete, or open it in the process that uses it"
@@ -239,13 +228,10 @@ class PartialSet(ShardSet):
             with contextlib.suppress(FormatError):  # damaged: it will be copied again
                 return super().open_file(entry)
 
-        def read(offset: int, buffer: memoryview) -> int:
-            self.storage.read_into(entry, offset, buffer)
-            return len(buffer)
-
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(open_nameless())
-            found = pour(read, entry.nbytes, partial(write_all, file.fileno()))
+            read = functools.partial(self.storage.read_into, entry)
+            found = pour(read, entry.nbytes, functools.partial(write_all, file.fileno()))
             check_sha256(self.storage.path_of(entry), entry, found)
             stack.pop_all()
         return file

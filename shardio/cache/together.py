@@ -139,19 +139,14 @@ def plan_window(blocks: Sequence[Block], has: NDArray[np.bool_], readers: Sequen
     return WindowPlan(tuple(pieces), share_nbytes, sender)
 
 
-class SlowNodes:
-    """Finds nodes that hold up the others, from the seconds that each node needs for each window."""
+def add_lost(lost: NDArray[np.float64], seconds: NDArray[np.float32]) -> int | None:
+    """Adds to `lost`, (nodes,), what each node cost the others when it needed `seconds`, (nodes,), for a window.
 
-    def __init__(self, num_nodes: int) -> None:
-        self._lost = np.zeros(num_nodes)
-
-    def add(self, seconds: NDArray[np.float32]) -> int | None:
-        """Adds the seconds of each node for a window, float32 (nodes,). Returns a node to leave behind, or None."""
-        usual = _SLOW_RATIO * float(np.median(seconds))
-        lost = np.minimum(seconds, _LONGEST_SECONDS) - usual
-        self._lost = np.where(lost > 0, self._lost + lost, 0)
-        slowest = int(self._lost.argmax())
-        return slowest if self._lost[slowest] > _SLOW_SECONDS else None
+    Returns a node to leave behind, or None.
+    """
+    more = np.minimum(seconds, _LONGEST_SECONDS) - _SLOW_RATIO * float(np.median(seconds))
+    lost[:] = np.where(more > 0, lost + more, 0)
+    return int(lost.argmax()) if lost.max() > _SLOW_SECONDS else None
 
 
 class LeftBehindError(Exception):
@@ -213,24 +208,11 @@ class Together:
                         self._finishing[entry] = self._finishers.submit(self.finish, entry)
                         self._unchecked.remove(entry)
                     self._pass(files, turn)
-                    self._end_pass(files)
             except BaseException:
                 self.group.leave()
                 for plan, _ in self._planned:  # nobody fetches them any more
                     self._mark(plan, MISSING)
                 raise
-
-    def _end_pass(self, files: Sequence[FileEntry]) -> None:
-        """Waits until files that are there are hashed. Says who gave what was wrong in the last pass."""
-        for entry in files:
-            self._finish_if_there(entry)
-        for entry, call in self._finishing.items():
-            self._complete[entry] = call.result()
-        if wrong := [entry.file for entry in self._givers if self._complete[entry]]:
-            givers = [nodes for entry in self._givers if self._complete[entry] for nodes in self._givers[entry]]
-            nodes = sorted(set.intersection(*givers) or set.union(*givers))
-            names = " or ".join(str(self.group.members[node]) for node in nodes)
-            self.on_message(f"wrong bytes came from {names}, in {first_of(wrong, 3)}: read again, once for all")
 
     def _tell(self, mine: NDBytes) -> NDBytes:
         """Sends `mine`, uint8 (n,), to all nodes. Returns the `mine` of every node, uint8 (nodes, n)."""
@@ -241,10 +223,10 @@ class Together:
     def _pass(self, files: Sequence[FileEntry], turn: int) -> None:
         """Fetches the missing blocks of `files`, window by window. `turn` is the number of the pass, from 0.
 
-        Blocks that a node fails to read stay MISSING.
+        Blocks that a node fails to read stay MISSING. Says who gave what was wrong in the last pass.
         """
         planned = self._planned
-        slow, can_read = SlowNodes(len(self.group)), np.ones(len(self.group), bool)
+        lost, can_read = np.zeros(len(self.group)), np.ones(len(self.group), bool)
         writing: deque[Call[None]] = deque()
         cursor, seconds = (0, 0), 0.0
         while planned or cursor[0] < len(files):
@@ -264,19 +246,23 @@ class Together:
             heads = told[:, :8].copy().view(np.float32)
             can_read &= heads[:, 1] == 0
             if not turn:  # else one node reads all
-                if (behind := slow.add(heads[:, 0])) is not None:
+                if (behind := add_lost(lost, heads[:, 0])) is not None:
                     raise LeftBehindError if behind == self.group.rank else GroupBrokenError("another node is too slow")
-                self._resize(float(heads[:, 0].max()))
-            if due is not None and heads[:, 1].any():
-                self._mark(due[0], MISSING)  # a node could not read its share: the window is fetched again
-            elif due is not None:
-                window = self._pass_on(due[0], owned)
-                start = time.monotonic()
-                if len(writing) > 1:
-                    writing.popleft().result()
-                seconds = time.monotonic() - start
-                writing.append(self._writers.submit(self._write, due[0], window))
+                # The size of the next window, from the seconds that the slowest node needed for the last window.
+                if heads[:, 0].max() > 2 * _READ_SECONDS:
+                    self._nbytes = max(_FIRST_NBYTES, self._nbytes // 2)
+                elif heads[:, 0].max() < _READ_SECONDS / 2:
+                    self._nbytes = min(2 * self._nbytes, MOST_NBYTES, len(self.group) * _MOST_SHARE_NBYTES)
             if due is not None:
+                if heads[:, 1].any():
+                    self._mark(due[0], MISSING)  # a node could not read its share: the window is fetched again
+                else:
+                    window = self._pass_on(due[0], owned)
+                    start = time.monotonic()
+                    if len(writing) > 1:
+                        writing.popleft().result()
+                    seconds = time.monotonic() - start
+                    writing.append(self._writers.submit(self._write, due[0], window))
                 planned.popleft()
             if error is not None and not can_read.any():
                 raise error
@@ -285,15 +271,18 @@ class Together:
                 plan = plan_window(blocks, everyone, np.flatnonzero(can_read).tolist() or [0], turn)
                 self._mark(plan, COMING)
                 planned.append((plan, self._readers.submit(self._read, plan)))
-        for call in writing:
-            call.result()
-
-    def _resize(self, seconds: float) -> None:
-        """Sets the size of the next window, from the seconds that the slowest node needed for the last window."""
-        if seconds > 2 * _READ_SECONDS:
-            self._nbytes = max(_FIRST_NBYTES, self._nbytes // 2)
-        elif seconds < _READ_SECONDS / 2:
-            self._nbytes = min(2 * self._nbytes, MOST_NBYTES, len(self.group) * _MOST_SHARE_NBYTES)
+        for written in writing:
+            written.result()
+        for entry in files:
+            self._finish_if_there(entry)
+        for entry, call in self._finishing.items():
+            self._complete[entry] = call.result()
+        if mended := [entry for entry in self._givers if self._complete[entry]]:
+            givers = [nodes for entry in mended for nodes in self._givers[entry]]
+            numbers = sorted(set.intersection(*givers) or set.union(*givers))
+            names = " or ".join(str(self.group.members[number]) for number in numbers)
+            wrong = first_of([entry.file for entry in mended], 3)
+            self.on_message(f"wrong bytes came from {names}, in {wrong}: read again, once for all")
 
     def _next_window(self, files: Sequence[FileEntry], cursor: tuple[int, int]) -> tuple[list[Block], tuple[int, int]]:
         """Returns the blocks of the window at `cursor`, (position in `files`, block), and the cursor after it."""

@@ -184,7 +184,7 @@ def test_without_a_cache_training_goes_on_and_says_so(
 def test_samples_that_do_not_fit_on_the_disk_are_not_waited_for(
     src: Path, cache: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partial_copy.PartialCopy, "add", failing(errno.ENOSPC))
+    monkeypatch.setattr(partial_copy, "lock_at_once", failing(errno.ENOSPC))
     with loaded(src, cache) as loader:
         while len(gate.held) < 4:  # what the copying threads are held up at
             time.sleep(0.01)

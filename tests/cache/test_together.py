@@ -31,7 +31,7 @@ from shardio.cache.folder import Cache
 from shardio.cache.meeting import Group, GroupBrokenError, Meeting, _store
 from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy, blocks_of
 from shardio.cache.stage import stage
-from shardio.cache.together import SlowNodes, Together, WindowPlan, joined, plan_window
+from shardio.cache.together import Together, WindowPlan, add_lost, joined, plan_window
 from shardio.errors import LaunchError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
@@ -135,12 +135,12 @@ def test_in_another_turn_one_node_reads_all_and_sends_it_to_each_other_node_and_
 
 
 def test_only_a_node_that_stays_slow_is_left_behind() -> None:
-    slow, usual = SlowNodes(4), np.full(4, 0.2, np.float32)
-    assert [slow.add(np.array([0.1, 60, 0.1, 0.1], np.float32)), slow.add(usual)] == [None, None]
-    found = [slow.add(np.array([0.1, 0.1, 3, 0.1], np.float32)) for _ in range(10)]
+    lost, usual = np.zeros(4), np.full(4, 0.2, np.float32)
+    assert [add_lost(lost, np.array([0.1, 60, 0.1, 0.1], np.float32)), add_lost(lost, usual)] == [None, None]
+    found = [add_lost(lost, np.array([0.1, 0.1, 3, 0.1], np.float32)) for _ in range(10)]
     assert found[:5] == [None] * 5
     assert 2 in found
-    assert not any(slow.add(np.full(4, 9, np.float32)) for _ in range(10))
+    assert not any(add_lost(lost, np.full(4, 9, np.float32)) for _ in range(10))
 
 
 # --- where nodes meet -------------------------------------------------------------------------------------------------
