@@ -7,19 +7,17 @@ the time between epochs does not count. The wait for the first batch of an epoch
 from __future__ import annotations
 
 import contextlib
-import queue
 import resource
 import sys
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from shardio.errors import printable
 from shardio.loading.world import World
-from shardio.system.threads import DaemonThread
+from shardio.system.threads import Ticker
 
 Stage = Literal["consumer", "storage", "gather", "copy", "transform"]
 
@@ -31,8 +29,6 @@ _BLOCKED = 0.5
 _FROM_STORAGE = 0.3
 # With so large a share of their time without a core, gather threads have too few cores.
 _NO_CORE = 0.3
-# A thread whose stderr does not take a line is left behind, and ends with the process.
-_GRACE_SECONDS = 2.0
 
 
 @dataclass
@@ -271,32 +267,18 @@ _RESULTS: dict[Stage, str] = {
 }
 
 
-class ReportThread(DaemonThread):
+class ReportThread(Ticker):
     """A thread that prints a report line to stderr every `seconds`, if a batch arrived or the consumer is stuck. Ends
     at `close`, or when `owner`, to which it holds no strong reference, is garbage collected."""
 
     def __init__(self, owner: object, meter: Meter, source: LoaderFacts, seconds: float) -> None:
-        self._ends: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        owner_ends = weakref.ref(owner, self._ends.put)
-        super().__init__(partial(_report, self._ends, owner_ends, meter, source, seconds), "shardio-report")
-
-    def close(self) -> None:
-        """Ends the thread. May be called again."""
-        self._ends.put(None)
-        with contextlib.suppress(queue.Empty):
-            self.wait(_GRACE_SECONDS)
+        super().__init__(owner, partial(_report, [meter.snapshot()], meter, source), seconds, "shardio-report")
 
 
-def _report(ends: queue.SimpleQueue[Any], owner: object, meter: Meter, source: LoaderFacts, seconds: float) -> None:
-    """Prints a line every `seconds`, until `ends` has an item: `owner`, a weak reference, puts itself there."""
-    before = meter.snapshot()
-    while True:
-        with contextlib.suppress(queue.Empty):
-            ends.get(timeout=seconds)
-            return
-        after = meter.snapshot()
-        report = LoaderReport.between(before, after, source)
-        if report.counts.batches or report.is_stuck:
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed, or there is none
-                print(printable(f"shardio: {report.line}"), file=sys.stderr, flush=True)
-        before = after
+def _report(before: list[Snapshot], meter: Meter, source: LoaderFacts) -> None:
+    """Prints a line about the time since the snapshot in `before`, and replaces it."""
+    before.append(meter.snapshot())
+    report = LoaderReport.between(before.pop(0), before[0], source)
+    if report.counts.batches or report.is_stuck:
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed, or there is none
+            print(printable(f"shardio: {report.line}"), file=sys.stderr, flush=True)

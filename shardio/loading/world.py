@@ -77,20 +77,24 @@ def find_world(
         raise LaunchError(f"expected rank and world_size together, found rank={rank}, world_size={world_size}")
     if rank is not None and world_size is not None:
         try:
-            told = World(operator.index(rank), operator.index(world_size), None, "arguments")
+            found = World(operator.index(rank), operator.index(world_size), None, "arguments")
         except TypeError:
             raise TypeError(f"rank and world_size must be integers; found {rank!r} and {world_size!r}") from None
-        return replace(told, local_rank=_local_rank(told, environ))
-    return world_of_torch(environ) or _from_environment(environ)
+    else:
+        found = world_of_torch() or _from_environment(environ)
+    for source, local_ranks, _ in _believed(found, environ):
+        for name in local_ranks:
+            if name in environ:
+                return replace(found, local_rank=_integer(environ, name, source))
+    return found
 
 
-def world_of_torch(environ: Mapping[str, str] = os.environ) -> World | None:
+def world_of_torch() -> World | None:
     """Returns rank and world size of torch.distributed; None if it is not initialized."""
     torch = sys.modules.get("torch")  # a process that has initialized it has imported it
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
-    told = World(torch.distributed.get_rank(), torch.distributed.get_world_size(), None, "torch.distributed")
-    return replace(told, local_rank=_local_rank(told, environ))
+    return World(torch.distributed.get_rank(), torch.distributed.get_world_size(), None, "torch.distributed")
 
 
 def meet_in_torch() -> Meeting | None:
@@ -160,7 +164,7 @@ def warn_if_alone(world: World, environ: Mapping[str, str] = os.environ) -> None
     """Warns if only variables of a launcher say that this process is one of many. They may be left from another job, or
     mean trials that have nothing to do with each other."""
     jax = getattr(sys.modules.get("jax"), "distributed", None)
-    meets = world_of_torch(environ) is not None or getattr(jax, "is_initialized", bool)()
+    meets = world_of_torch() is not None or getattr(jax, "is_initialized", bool)()
     if world.world_size == 1 or world.source not in _LAUNCHERS or "TORCHELASTIC_RUN_ID" in environ or meets:
         return
     rank, world_size, *_ = _LAUNCHERS[world.source]
@@ -171,23 +175,14 @@ def warn_if_alone(world: World, environ: Mapping[str, str] = os.environ) -> None
     )
 
 
-def _local_rank(world: World, environ: Mapping[str, str]) -> int | None:
-    """Returns the local rank, from LOCAL_RANK or the variable of another launcher; None if it is unknown.
+def _believed(world: World, environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Yields (launcher, variables for the local rank, variables for the number of local ranks) for each launcher whose
+    variables may be meant for this process.
 
     Launchers of torch processes set LOCAL_RANK. The variable of another launcher counts only if that launcher's rank
     and world size equal those of `world`. Otherwise it may have started one process that started others itself, and all
     of them inherit the same local rank.
     """
-    for source, local_ranks, _ in _believed(world, environ):
-        for name in local_ranks:
-            if name in environ:
-                return _integer(environ, name, source)
-    return None
-
-
-def _believed(world: World, environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    """Yields (launcher, variables for the local rank, variables for the number of local ranks) for each launcher whose
-    variables may be meant for this process."""
     told = (str(world.rank), str(world.world_size))
     for source, (rank, world_size, local_ranks, local_sizes) in _LAUNCHERS.items():
         if source == "torchrun" or (environ.get(rank), environ.get(world_size)) == told:
@@ -202,8 +197,7 @@ def min_local_ranks(world: World, environ: Mapping[str, str] = os.environ) -> in
         for name in local_sizes
         if (number := re.match("[0-9]+", environ.get(name, "")))  # SLURM: 4(x2),3
     ]
-    up_to_this = (world.local_rank or 0) + 1
-    return min(max([up_to_this, *told[:1]]), world.world_size)
+    return min(max([(world.local_rank or 0) + 1, *told[:1]]), world.world_size)
 
 
 def _from_environment(environ: Mapping[str, str]) -> World:
@@ -228,7 +222,7 @@ def _from_environment(environ: Mapping[str, str]) -> World:
     for name, value in (("RANK", inner.rank), ("WORLD_SIZE", inner.world_size)):
         if name in environ and _integer(environ, name, "torchrun") != value:
             raise _contradiction(inner, f"{name}={environ[name]} in the environment")
-    return replace(inner, local_rank=_local_rank(inner, environ))
+    return inner
 
 
 def _is_shell(environ: Mapping[str, str]) -> bool:
