@@ -6,6 +6,7 @@ def resample(
     pixels: Any,
     places: Any,
     stride: int,
+    halved: bool,
     windows: Any,
     axes: Any,
     flags: Any,
@@ -21,3 +22,4 @@ def resample(
     form: int,
     /,
 ) -> int: ...
+def to_yuv420(images: Any, out: Any, height: int, width: int, form: int, /) -> None: ...

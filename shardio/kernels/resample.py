@@ -1,6 +1,10 @@
 """Resamples boxes of images, mirrors, normalizes and casts them, by _resample.c in the calling thread.
 
 The results equal those of torch's antialiased `interpolate`, or with `wide` those of Pillow: see `resample`.
+
+Images are stored as pixels, or as yuv420. A yuv420 image has even sides and is (height * 3 / 2, width) bytes: lines of
+Y, then lines of Cb and Cr, both of half the height and width. As in JPEG files, the colors are those of full range
+BT.601, and each Cb and Cr is centered between its four pixels.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ class Planes:
     - `windows`: the window of each image; `channels`: the bytes of a pixel
     - `places`: the first byte of each window, int64 (B,)
     - `stride`: the bytes from line to line; 0 if the lines of a window follow each other
+    - `halved`: whether the images are stored as yuv420. Then `windows` are whole images, `places` the first byte of
+      each image's row, `channels` is 3 and `stride` is 0. Kernels convert the images to RGB.
     """
 
     memory: NDArray[np.uint8]
@@ -38,28 +44,51 @@ class Planes:
     channels: int
     places: NDArray[np.int64]
     stride: int = 0
+    halved: bool = False
 
     @classmethod
-    def packed(cls, memory: NDArray[np.uint8], windows: Windows, channels: int) -> Planes:
+    def packed(cls, memory: NDArray[np.uint8], windows: Windows, channels: int, halved: bool = False) -> Planes:
         """Returns the planes of windows that follow each other and fill `memory`. Otherwise raises ValueError."""
-        nbytes = windows.num_pixels * channels
+        nbytes = windows.num_pixels * channels // (1 + halved)
         ends = nbytes.cumsum()
         if memory.nbytes != (ends[-1] if len(ends) else 0):
             raise ValueError(f"expected {nbytes.sum()} bytes, like all windows together; found {memory.nbytes} bytes")
-        return cls(memory.reshape(-1), windows, channels, ends - nbytes)
+        return cls(memory.reshape(-1), windows, channels, ends - nbytes, halved=halved)
 
     @classmethod
-    def of_images(cls, images: NDArray[np.uint8]) -> Planes:
-        """Returns the planes of whole images, uint8 (B, height, width, channels), C-contiguous."""
+    def of_images(cls, images: NDArray[np.uint8], halved: bool = False) -> Planes:
+        """Returns the planes of whole images, uint8 (B, height, width, channels), C-contiguous.
+
+        Halved images are (B, height * 3 / 2, width).
+        """
+        if halved:
+            count, lines, width = images.shape
+            return cls.packed(images, Windows.whole(count, lines * 2 // 3, width), 3, halved)
         return cls.packed(images, Windows.whole(*images.shape[:3]), images.shape[3])
 
     @classmethod
     def of_rows(
-        cls, rows: NDArray[np.uint8], numbers: NDArray[np.int64], windows: Windows, shape: tuple[int, int, int]
+        cls,
+        rows: NDArray[np.uint8],
+        numbers: NDArray[np.int64],
+        windows: Windows,
+        shape: tuple[int, int, int],
+        halved: bool = False,
     ) -> Planes:
-        """Returns the planes of windows[i] in image rows[numbers[i]]. `shape` is the (height, width, channels) of an
-        image, and `rows` is uint8 (n, their product), C-contiguous."""
-        _, width, channels = shape
+        """Returns the planes of windows[i] in image rows[numbers[i]].
+
+        `shape` is the (height, width, channels) of an image. `rows` is uint8 (n, their product), C-contiguous. With
+        `halved`, rows are half as long. Raises ValueError if the windows of halved images are not whole images.
+        """
+        height, width, channels = shape
+        if halved:
+            if rows.shape[1] * 2 != height * width * 3 or not (windows.sides == (0, 0, height, width)).all():
+                raise ValueError(
+                    f"expected windows that are whole images of {height} x {width} pixels, in rows of "
+                    f"{height * width * 3 // 2} bytes; found rows of {rows.shape[1]} bytes, and the first windows "
+                    f"(top, left, height, width) {windows.sides[:2].tolist()}"
+                )
+            return cls(rows.reshape(-1), windows, channels, numbers * rows.shape[1], halved=True)
         stride = width * channels
         places = numbers * rows.shape[1] + windows.tops * stride + windows.lefts * channels
         return cls(rows.reshape(-1), windows, channels, places, stride)
@@ -69,13 +98,18 @@ class Planes:
 
     def __getitem__(self, some: slice | NDArray[np.int64]) -> Planes:
         """Returns the planes of the images `some`."""
-        return Planes(self.memory, self.windows[some], self.channels, self.places[some], self.stride)
+        return Planes(self.memory, self.windows[some], self.channels, self.places[some], self.stride, self.halved)
 
     def copy_images(self, out: NDArray[np.uint8]) -> None:
         """Copies the images, whose windows must be whole images, to `out`, uint8 (B, height, width, channels).
 
         Raises OSError if a page of a mapped file cannot be read.
         """
+        if self.halved:
+            sides = self.windows.sides[:, 2:, None]
+            axes = np.concatenate([sides * 0, sides * 0 + 1, sides * 0, sides], axis=2)
+            resample(self, axes, np.zeros(len(self), bool), out, cubic=False)
+            return
         check_made(copy_spans(self.memory, self.places, out.reshape(len(out), -1)), len(out))
 
 
@@ -121,6 +155,7 @@ def resample(
         planes.memory,
         np.ascontiguousarray(planes.places, np.int64),
         planes.stride,
+        planes.halved,
         planes.windows.sides,
         np.ascontiguousarray(axes, np.float64),
         np.ascontiguousarray(flips + np.multiply(cubic, 2) + 4 * lanczos + 8 * box + 16 * wide, np.uint8),
@@ -134,3 +169,16 @@ def resample(
         0 if form is None else FORMS.index(form),
     )
     check_made(made, len(planes))
+
+
+def to_yuv420(images: NDArray[np.uint8], out: NDArray[np.uint8], form: str | None = None) -> None:
+    """Writes RGB images, uint8 (B, H, W, 3), to `out` as yuv420, uint8 (B, H * 3 / 2, W). Sides are even.
+
+    Coefficients have 16 binary places, and Cb and Cr are means of four pixels. Each result is rounded once, halves up.
+    """
+    count, height, width, channels = images.shape
+    if channels != 3 or out.shape != (count, height * 3 // 2, width):
+        raise ValueError(
+            f"expected images (B, H, W, 3) and out (B, H * 3 / 2, W); found {images.shape} and {out.shape}"
+        )
+    _native.to_yuv420(images, out, height, width, 0 if form is None else FORMS.index(form))

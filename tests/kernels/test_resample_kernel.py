@@ -87,7 +87,7 @@ def test_levels_are_normalized_and_cast_as_torch_does_it(form: str, dtype: Any) 
 _AT_THE_EDGE = """
 import ctypes, itertools, mmap
 import numpy as np
-from shardio.kernels.resample import FORMS, Planes, resample
+from shardio.kernels.resample import FORMS, Planes, resample, to_yuv420
 libc, page = ctypes.CDLL(None), 4096
 def room(shape, at_the_end):
     nbytes = int(np.prod(shape))
@@ -99,12 +99,13 @@ def room(shape, at_the_end):
     first = page + (pages * page - nbytes if at_the_end else 0)
     return np.frombuffer(memory, np.uint8)[first : first + nbytes].reshape(shape)
 shapes = [(1, 1), (2, 1), (3, 3), (5, 40), (37, 61), (1, 900), (900, 1)]
+halved = [(2, 2), (4, 70), (36, 2)]
 sizes = [(1, 1), (7, 7), (5, 13)]
 resized = [(1, 1), (9, 9), (37, 61), (80, 20)]
 filters = [dict(cubic=cubic, antialias=antialias) for cubic in (False, True) for antialias in (True, False)]
 filters += [dict(cubic=False, box=True), dict(cubic=True, wide=True)]
 for at_the_end, filter, form in itertools.product((False, True), filters, FORMS):
-    for shape, size, new in itertools.product(shapes, sizes, resized):
+    for shape, size, new in itertools.product(shapes + halved, sizes, resized):
         pixels, out = room((2, *shape, 3), at_the_end), room((2, *size, 3), at_the_end)
         pixels[:] = 200
         axes = np.array([[(0, side / n, 0, side) for side, n in zip(shape, new)]] * 2, np.float64)
@@ -112,8 +113,12 @@ for at_the_end, filter, form in itertools.product((False, True), filters, FORMS)
             if -size[0] < place[0] < new[0]:
                 how = dict(**filter, resized=new, first=place, form=form)
                 packed = Planes.of_images(pixels)
-                rows = Planes.of_rows(pixels.reshape(2, -1), np.arange(2), packed.windows, (*shape, 3))
-                for planes in (packed, rows):
+                some, rows = [packed], (pixels.reshape(2, -1), np.arange(2), packed.windows, (*shape, 3))
+                if shape in halved:
+                    yuv = room((2, shape[0] * 3 // 2, shape[1]), at_the_end)
+                    to_yuv420(pixels, yuv, form)
+                    some, rows = [Planes.of_images(yuv, True)], (yuv.reshape(2, -1), *rows[1:], True)
+                for planes in (*some, Planes.of_rows(*rows)):
                     resample(planes, axes, np.array([False, True]), out, **how)
                     assert set(out.ravel().tolist()) <= {0, 200}, (shape, size, new, place)
 print("done")
@@ -133,6 +138,7 @@ GOOD: dict[str, Any] = {
     "pixels": bytes(24),
     "places": array(0, 12),
     "stride": 0,
+    "halved": False,
     "windows": array((0, 0, 2, 2), (0, 0, 2, 2)),
     "axes": np.array([[(0, 2 / 3, 0, 2), (0, 2, 0, 2)]] * 2),
     "flags": bytes(2),
@@ -146,6 +152,14 @@ GOOD: dict[str, Any] = {
     "antialias": True,
     "depth": 0,
     "form": 0,
+}
+# A whole image, and an image of 2 x 2 whose bytes follow.
+HALVED: dict[str, Any] = {
+    "halved": True,
+    "pixels": bytes(18),
+    "places": array(0, 12),
+    "windows": array((0, 0, 2, 4), (0, 0, 2, 2)),
+    "axes": np.array([[(0, 2 / 3, 0, 2), (0, 2, 0, 2)]] * 2),
 }
 NORMAL: dict[str, Any] = {"out": bytearray(72), "affine": np.ones(6, np.float32), "depth": 1}
 
@@ -201,13 +215,54 @@ NORMAL: dict[str, Any] = {"out": bytearray(72), "affine": np.ones(6, np.float32)
         (ValueError, {**NORMAL, "affine": b""}),
         (ValueError, {**NORMAL, "affine": np.ones(5, np.float32)}),
         (ValueError, {**NORMAL, "affine": np.full(6, np.nan, np.float32)}),
+        (ValueError, {**HALVED, "pixels": bytes(17)}),
+        (ValueError, {**HALVED, "places": array(0, 13)}),
+        (ValueError, {**HALVED, "places": array(0, 1 << 62)}),
+        (ValueError, {**HALVED, "stride": 4}),
+        (ValueError, {**HALVED, "windows": array((0, 0, 2, 4), (1, 0, 2, 2))}),
+        (ValueError, {**HALVED, "windows": array((0, 0, 2, 4), (0, 1, 2, 2))}),
+        (ValueError, {**HALVED, "windows": array((0, 0, 2, 4), (0, 0, 1, 2)), "axes": np.ones((2, 2, 4)) - 1}),
+        (ValueError, {**HALVED, "windows": array((0, 0, 2, 3), (0, 0, 2, 2))}),
+        (ValueError, {**HALVED, "windows": array((0, 0, 2, 4), (0, 0, 4, 2))}),
+        (IndexError, {**HALVED, "axes": np.array([[(0, 2 / 3, 0, 2), (0, 2, 0, 4)]] * 2)}),
+        (ValueError, {**HALVED, "channels": 1, "out": bytearray(6)}),
+        (ValueError, {**HALVED, "channels": 4, "out": bytearray(24)}),
     ],
 )
 def test_arguments_that_would_lead_out_of_memory_are_refused(error: type[Exception], change: dict[str, Any]) -> None:
     assert _resample is not None
     _resample.resample(*GOOD.values())
     _resample.resample(*{**GOOD, **NORMAL}.values())
+    _resample.resample(*{**GOOD, **HALVED}.values())
     _resample.resample(*{**GOOD, "stride": 6}.values())
     _resample.resample(*{**GOOD, "stride": 18, "places": array(0, 0)}.values())
     with pytest.raises(error):
         _resample.resample(*{**GOOD, **change}.values())
+
+
+COLORS: dict[str, Any] = {"images": bytes(48), "out": bytearray(24), "height": 2, "width": 4, "form": 0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"images": bytes(47)},
+        {"out": bytearray(23)},
+        {"out": bytearray(25)},
+        {"images": bytes(60), "out": bytearray(30)},
+        {"height": 1, "width": 8},
+        {"height": 8, "width": 1},
+        {"height": 0},
+        {"width": -4},
+        {"height": 1 << 62},
+        {"form": len(kernel.FORMS)},
+        {"form": -1},
+    ],
+)
+def test_pictures_that_would_lead_out_of_memory_are_refused(change: dict[str, Any]) -> None:
+    _resample.to_yuv420(*COLORS.values())
+    with pytest.raises(ValueError, match="expected even sides"):
+        _resample.to_yuv420(*{**COLORS, **change}.values())
+    memory = memoryview(bytearray(71))
+    with pytest.raises(ValueError, match="share no memory"):
+        _resample.to_yuv420(memory[:48], memory[47:], 2, 4, 0)
