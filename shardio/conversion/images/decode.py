@@ -326,7 +326,7 @@ def _to_rgb(image: Image.Image, background: Color) -> NDArray[np.uint8]:
         if strip.mode in _DEEP_MODES:
             # convert("RGB") would clip at 255; 65535 / 255 = 257.
             deep = np.asarray(strip).astype(np.uint32)
-            target[:] = ((deep + 128) // 257)[:, :, None]
+            target[:] = np.repeat(((deep + 128) // 257).astype(np.uint8)[:, :, None], 3, axis=2)
             target[deep == strip.info.get("transparency", -1)] = background
             continue
         if strip.has_transparency_data:

@@ -33,16 +33,12 @@ MAX_SOURCE_NBYTES = 288 << 20
 UPRIGHT = 1
 """The Exif orientation of a picture that needs no rotation or mirroring."""
 
-_FORMATS = {
-    "JPEG": re.compile(rb"\xff\xd8\xff"),
-    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
-    "WebP": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
-    "GIF": re.compile(rb"GIF8[79]a"),
-    "TIFF": re.compile(rb"II\*\0|MM\0\*"),
+_FORMATS = re.compile(
+    rb"(?P<JPEG>\xff\xd8\xff)|(?P<PNG>\x89PNG\r\n\x1a\n)|(?P<WebP>RIFF.{4}WEBP)|(?P<GIF>GIF8[79]a)|(?P<TIFF>II\*\0|MM\0\*)"
     # Text may begin with the first two bytes: with more of the header, no number from text gets into a message.
-    "BMP": re.compile(rb"BM.{12}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0", re.DOTALL),
-    "PPM": re.compile(rb"P[1-6][\s#]"),
-}
+    rb"|(?P<BMP>BM.{12}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0)|(?P<PPM>P[1-6][\s#])",
+    re.DOTALL,
+)
 _OTHER_KINDS = {
     b"II+\0": "a BigTIFF",
     b"MM\0+": "a BigTIFF",
@@ -82,10 +78,10 @@ def holds_image(path: str) -> bool:
 
 def format_of(data: bytes) -> str:
     """Returns the format of an image's file, such as "JPEG", from its first bytes; "" if it has none that we decode."""
+    if (match := _FORMATS.match(data)) is not None:
+        return match.lastgroup or ""
     brands = data[8 : min(72, int.from_bytes(data[:4], "big"))]  # ISO/IEC 23000-22: of a picture, of a sequence
-    if data[4:8] == b"ftyp" and (b"avif" in brands or b"avis" in brands):
-        return "AVIF"
-    return next((name for name, magic in _FORMATS.items() if magic.match(data)), "")
+    return "AVIF" if data[4:8] == b"ftyp" and (b"avif" in brands or b"avis" in brands) else ""
 
 
 def check_pixels(width: int, height: int) -> None:

@@ -225,7 +225,7 @@ def _decode_bmp(data: bytes) -> tuple[Image.Image, bool]:
     image.load()
     if image.mode == "P":
         check_palette(image, num_colors)
-    # Without any alpha, a program has written it that knows of none.
+    # Alpha that is 0 everywhere was written by a program that knows of no alpha.
     lacks_alpha = image.mode == "RGBA" and image.getchannel("A").getextrema() == (0, 0)
     return image.convert("RGB") if lacks_alpha else image, False
 

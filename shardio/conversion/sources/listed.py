@@ -272,7 +272,7 @@ def _vectors(rows: Iterable[Row]) -> list[tuple[float, ...] | None]:
             continue
         values = row.label if isinstance(row.label, (list, tuple)) else (row.label,)
         try:
-            found = as_float32([float(_parse(value)) for value in values])
+            found = as_float32([float(_parse(value) if isinstance(value, str) else value) for value in values])
             if not (len(found) and np.isfinite(found).all()):
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
