@@ -218,17 +218,14 @@ INLINE void find_weights(struct taps *taps, const struct axis *axis, int64_t ori
     taps->count = (taps->count + 1) / 2 * 2;
     double unit = (double)(1 << taps->precision);
     for (size_t k = 0; k < taps->kept; k += BLOCK)
-        for (size_t t = 0; t < taps->count; t += 2) {
-            const double *exact = taps->exact + k * taps->most + t * BLOCK;
-            int32_t rounded[2 * BLOCK];
-            for (size_t j = 0; j < 2 * BLOCK; j++) {
-                double weight = exact[j] * unit;
-                rounded[j] = (int32_t)(weight + (weight < 0 ? -0.5 : 0.5));
-            }
+        for (size_t t = 0; t < taps->count; t++) {
+            int16_t rounded[BLOCK];
             for (size_t j = 0; j < BLOCK; j++) {
-                int16_t both[] = {(int16_t)rounded[j], (int16_t)rounded[BLOCK + j]};
-                memcpy(taps->weights + (k + j) * taps->count + t, both, sizeof both);
+                double weight = taps->exact[k * taps->most + t * BLOCK + j] * unit;
+                rounded[j] = (int16_t)(weight + (weight < 0 ? -0.5 : 0.5));
             }
+            for (size_t j = 0; j < BLOCK; j++)
+                taps->weights[(k + j) * taps->count + t] = rounded[j];
         }
 }
 
@@ -705,17 +702,17 @@ AVX2 INLINE void store_some(uint8_t *to, __m256i bytes, size_t nbytes)
     }
 }
 
-/* 32 values of a line, in 16 bits each: those with even numbers, and the others. */
+/* 32 values of a line, in 16 bits each: the first half of each lane, and the second. */
 AVX2 INLINE void blend(__m256i *found, const struct blend *line, size_t at, int is_blend)
 {
-    const __m256i even = _mm256_set1_epi16(255), share = _mm256_set1_epi16((int16_t)line->share);
+    const __m256i zero = _mm256_setzero_si256(), share = _mm256_set1_epi16((int16_t)line->share);
     __m256i one = _mm256_loadu_si256((const __m256i *)(line->one + at));
-    found[0] = _mm256_and_si256(one, even), found[1] = _mm256_srli_epi16(one, 8);
+    found[0] = _mm256_unpacklo_epi8(one, zero), found[1] = _mm256_unpackhi_epi8(one, zero);
     if (!is_blend)
         return;
     __m256i other = _mm256_loadu_si256((const __m256i *)(line->other + at));
-    __m256i step = _mm256_sub_epi16(_mm256_and_si256(other, even), found[0]);
-    __m256i next = _mm256_sub_epi16(_mm256_srli_epi16(other, 8), found[1]);
+    __m256i step = _mm256_sub_epi16(_mm256_unpacklo_epi8(other, zero), found[0]);
+    __m256i next = _mm256_sub_epi16(_mm256_unpackhi_epi8(other, zero), found[1]);
     found[0] = _mm256_add_epi16(found[0], _mm256_mulhrs_epi16(step, share)); /* which rounds as everything here does */
     found[1] = _mm256_add_epi16(found[1], _mm256_mulhrs_epi16(next, share));
 }
@@ -755,7 +752,7 @@ AVX2 static void join_lines_avx2(uint8_t *to, const uint8_t *const *lines, const
         for (size_t at = 0; at < nbytes; at += sizeof(__m256i)) {
             __m256i found[2];
             blend(found, &both, at, 1);
-            store_some(to + at, _mm256_or_si256(found[0], _mm256_slli_epi16(found[1], 8)), nbytes - at);
+            store_some(to + at, _mm256_packus_epi16(found[0], found[1]), nbytes - at);
         }
     } else if (count == 4)
         join_some(to, lines, weights, 4, precision, nbytes);
@@ -781,7 +778,7 @@ AVX2 INLINE void to_rgb_from(uint8_t *to, const struct blend *lines, size_t coun
     const struct blend given[] = {lines[0], lines[1], lines[2]}; /* in registers */
     /* Of 16 bytes of each lane, in one order for each color: every third is in its place, and the others are in theirs in
        the next 32 bytes of the result. */
-    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 13, 3, 8, 6, 11, 1, 14, 4, 9, 7, 12, 2, 15, 5, 10));
+    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 11, 6, 1, 12, 7, 2, 13, 8, 3, 14, 9, 4, 15, 10, 5));
     const __m256i second = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0));
     const __m256i third = _mm256_bslli_epi128(second, 1);
@@ -1050,19 +1047,21 @@ INLINE struct blend make_line(struct plane *plane, const struct form *form, stru
                               int may_blend)
 {
     const struct taps *rows = plane->rows;
-    const int16_t *weights = rows->weights + row * rows->count * (size_t)rows->need.places;
-    size_t first = rows->firsts[row], end = first + rows->count < rows->end ? first + rows->count : rows->end;
+    const size_t count = rows->count, first = rows->firsts[row], last = plane->places - 1;
+    const size_t end = first + count < rows->end ? first + count : rows->end;
+    const int16_t *weights = rows->weights + row * count * (size_t)rows->need.places;
+    const uint8_t **sources = room->sources, **found = plane->found;
     /* Without antialias, lines between those that are wanted are not. */
     plane->made = plane->made < first ? first : plane->made;
     for (; plane->made < end; plane->made += ROWS)
         make_lines(plane, form, room, plane->made, rows->end);
-    for (size_t k = 0; k < rows->count; k++)
-        room->sources[k] = plane->found[(first + k < end ? first + k : end - 1) & (plane->places - 1)];
     if (rows->same)
-        return (struct blend){room->sources[0], room->sources[0], 0};
-    if (may_blend && rows->need.places == 1 && blends(weights, rows->count, rows->precision))
-        return blend_of(room->sources, weights, rows->precision);
-    form->join_lines(to, room->sources, weights, rows->count, rows->precision, plane->columns->kept * plane->channels);
+        return (struct blend){found[first & last], found[first & last], 0};
+    for (size_t k = 0; k < count; k++)
+        sources[k] = found[(first + k < end ? first + k : end - 1) & last];
+    if (may_blend && rows->need.places == 1 && blends(weights, count, rows->precision))
+        return blend_of(sources, weights, rows->precision);
+    form->join_lines(to, sources, weights, count, rows->precision, plane->columns->kept * plane->channels);
     return (struct blend){to, to, 0};
 }
 
