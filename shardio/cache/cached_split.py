@@ -145,7 +145,7 @@ class StorageReader(Reader):
     name = "storage"
 
     def __init__(self, shards: ShardSet, storage: Storage, on_damaged_copy: Callable[[], None]) -> None:
-        super().__init__()
+        super().__init__(shards.halved)
         self._shards = shards
         self._storage = storage
         self._on_damaged_copy = on_damaged_copy

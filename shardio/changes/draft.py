@@ -21,7 +21,6 @@ from shardio.format.layout import (
     LABELS_NAME,
     MAX_ARRAYS,
     ArrayKind,
-    Pixels,
     RowType,
     SampleShape,
     array_shard_name,
@@ -177,7 +176,7 @@ class Draft:
     """The content of a set to be made."""
 
     sample_shape: SampleShape | None
-    pixels: Pixels
+    pixels: str
     classes: tuple[str, ...]
     class_names: tuple[str, ...]
     splits: Mapping[str, SplitDraft]

@@ -188,7 +188,12 @@ def _estimated(report: Estimate, src: Path, out: Path | None) -> Iterator[str]:
     if report.short_sides:
         low, middle, high = report.short_sides
         yield f"  sides   the shorter ones: {middle} pixels in the median, {low} to {high} for most"
-    yield f"  set     {bytes_text(report.nbytes)} in {counted(report.num_shards, 'shard')}"
+    other = "".join(
+        f"; {bytes_text(nbytes)} with --pixels {pixels}"
+        for pixels, nbytes in report.nbytes_as.items()
+        if nbytes != report.nbytes
+    )
+    yield f"  set     {bytes_text(report.nbytes)} in {counted(report.num_shards, 'shard')}{other}"
     if report.spool_nbytes:
         what = f"{noun}s out of {report.source}"
         yield f"  copies  {bytes_text(report.spool_nbytes)} of {what}, until the set is published"

@@ -96,6 +96,7 @@ def _facts(name: str, manifest: Manifest, fault: str, counts: Mapping[str, _Coun
         "reason": fault,
         "digest": manifest.digest,
         "sample_shape": manifest.sample_shape and list(manifest.sample_shape),
+        "pixels": manifest.pixels if manifest.sample_shape else None,
         "num_classes": len(manifest.classes),
         "class_names": list(manifest.class_names),
         "splits": {name: _split_facts(split, counts.get(name)) for name, split in manifest.splits.items()},
@@ -151,7 +152,8 @@ def _summary(name: str, manifest: Manifest, fault: str, counts: Mapping[str, _Co
     yield f"{name}: {counted(num_samples, 'sample')}, {bytes_text(manifest.nbytes)}, {classes}{state}"
     if fault:
         yield f"  state   damaged: {fault}"
-    yield f"  sample  {' x '.join(map(str, shape))} uint8" if shape else "  sample  arrays, and no pixels"
+    stored = "" if manifest.pixels == "rgb" else f", stored as {manifest.pixels}"
+    yield f"  sample  {' x '.join(map(str, shape))} uint8{stored}" if shape else "  sample  arrays, and no pixels"
     for split_name, split in manifest.splits.items():
         squashed = ", squashed" if split.squashed else ""
         shards = f" in {counted(len(split.shards), 'shard')}" if shape else ""

@@ -229,8 +229,8 @@ class Conversion:
         labels = [record.rows["label"] for record in self._records.values() if has_label(record.rows.dtype)]
         bounds = [int(bound) for found in labels if len(found) for bound in (found.min(), found.max())]
         classes = collection.classes or numbers_up_to(min(bounds, default=0), max(bounds, default=-1))
-        names = collection.class_names
-        manifest = Manifest(plan.options.sample_shape, tuple(classes), splits, rejects, provenance, tuple(names))
+        shape, names, pixels = plan.options.sample_shape, tuple(collection.class_names), plan.options.pixels
+        manifest = Manifest(shape, tuple(classes), splits, rejects, provenance, names, pixels)
         commit_manifest(plan.out, manifest)
         return manifest
 

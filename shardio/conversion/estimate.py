@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -12,14 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.collect import check, collect
 from shardio.conversion.engine import THREADS_PER_PROCESS
-from shardio.conversion.options import ConvertOptions, count_bad, count_workers
+from shardio.conversion.options import ConvertOptions, Pixels, count_bad, count_workers
 from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.records import Reject
 from shardio.conversion.sources.collection import Collection, DatasetItem, Origin, Source
@@ -62,6 +63,8 @@ class Estimate:
     num_shards: int
     nbytes: int
     """Size of all shards, arrays and indexes."""
+    nbytes_as: Mapping[str, int]
+    """`nbytes` for each value of `pixels` that suits the samples' size; empty if samples have no pixels."""
     spool_nbytes: int
     """Approximate size of the copies of images that a conversion from parquet keeps until the set is published; 0 for
     other kinds of storage."""
@@ -119,6 +122,12 @@ def estimate(
     free_nbytes = None
     if out is not None:
         free_nbytes = shutil.disk_usage(next(folder for folder in (out, *out.parents) if folder.is_dir())).free
+    nbytes_as = {}
+    if (fit := plan.tasks[0].fit) is not None:
+        for pixels in get_args(Pixels):
+            with contextlib.suppress(ValueError):  # an odd size
+                row = replace(fit, pixels=pixels).row
+                nbytes_as[pixels] = plan.nbytes + collection.num_sources * (row.nbytes - fit.row.nbytes)
     shards = Counter(task.split for task in plan.tasks)
     listed = list(itertools.chain.from_iterable(collection.splits.values()))
     task = replace(plan.tasks[0], origin=collection.origin)  # one that reads without copies
@@ -133,6 +142,7 @@ def estimate(
         source_nbytes=collection.origin.nbytes(listed),
         num_shards=len(plan.tasks),
         nbytes=plan.nbytes,
+        nbytes_as=nbytes_as,
         spool_nbytes=collection.origin.copies_nbytes(),
         free_nbytes=free_nbytes,
         num_measured=len(reasons),

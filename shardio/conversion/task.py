@@ -248,8 +248,8 @@ def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
                     rows.append(label=label, key=key, source_size=source_size, crc32=crc)
                     kept.append(place)
                     values.append(arrays)
-                    if shard is not None and before + place in task.measured:
-                        level_sums += sum_levels(block[place])
+                    if task.fit is not None and before + place in task.measured:
+                        level_sums += sum_levels(task.fit.picture_of(block[place]))
                     if warning:
                         mended.append(MendedSource(task.split, key, warning))
                 if shard is not None:

@@ -64,9 +64,6 @@ _ARRAY_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 
 SampleShape = tuple[int, int, int]
 """(height, width, channels) of every sample of a set that has pixels."""
-Pixels = Literal["rgb", "yuv420"]
-"""How pixels are stored. rgb: (height, width, channels), of any channels. yuv420: a plane of luma, (height, width),
-then two planes of chroma of half the height and width; all three together are (height * 3 / 2, width)."""
 
 
 @dataclass(frozen=True)
@@ -200,16 +197,20 @@ def index_name(split: str) -> str:
 
 
 def pixels_row(sample_shape: SampleShape, pixels: object = "rgb") -> RowType:
-    """Returns the type of a row of a shard of pixels, uint8. Raises ValueError if samples cannot be stored so."""
+    """Returns the type of a stored row of pixels, uint8. Raises ValueError if samples cannot be stored so.
+
+    "rgb" stores (height, width, channels), of any channels. "yuv420" stores a plane of luma, (height, width), then two
+    planes of chroma of half the height and width: (height * 3 / 2, width) together.
+    """
     height, width, channels = sample_shape
-    if pixels not in get_args(Pixels):
-        raise ValueError(f"pixels must be one of {', '.join(get_args(Pixels))}; found {show(pixels)}")
+    if pixels not in ("rgb", "yuv420"):
+        raise ValueError(f"pixels must be one of rgb, yuv420; found {show(pixels)}")
     if pixels == "rgb":
         return RowType("|u1", sample_shape)
     if height % 2 or width % 2 or channels != 3:
         raise ValueError(
-            f"pixels {pixels!r} needs an even height, an even width and 3 channels, as two rows and two columns share "
-            f"a color; found {height} x {width} x {channels}: choose an even size, or pixels 'rgb'"
+            "pixels 'yuv420' needs an even height, an even width and 3 channels, as 2 x 2 pixels share their color; "
+            f"found {height} x {width} x {channels}: choose an even size, or pixels 'rgb'"
         )
     return RowType("|u1", (height * 3 // 2, width))
 

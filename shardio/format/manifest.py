@@ -37,7 +37,6 @@ from shardio.format.layout import (
     MAX_KEY_NBYTES,
     MAX_SIDE,
     ORDER_ROW,
-    Pixels,
     RowType,
     SampleShape,
     check_array_name,
@@ -61,7 +60,8 @@ class Manifest:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     """Readable names of the classes, in their order; empty if the set has none. Two classes may have the same name."""
-    pixels: Pixels = "rgb"
+    pixels: str = "rgb"
+    """How pixels are stored: see `pixels_row`."""
 
     def __post_init__(self) -> None:
         if self.sample_shape is not None:
@@ -311,8 +311,8 @@ def parse_manifest(data: bytes) -> Manifest:
     names = parse.filled(document["class_names"], "class_names") if "class_names" in document else []
     parse.anything(parse.mapping(document["provenance"], "provenance"), "provenance")
     shape, pixels = _sample_shape(document["sample_shape"], "sample_shape"), document.get("pixels", "rgb")
-    if "pixels" in document:
-        raise parse.fault("pixels", "no key `pixels`, which needs a newer shardio", pixels)
+    if "pixels" in document and (pixels == "rgb" or shape is None):
+        raise parse.fault("pixels", "no key `pixels` in a set of plain pixels, or without any", pixels)
     row = parse.checked("pixels", pixels_row, shape or (1, 1, 1), pixels)
     manifest = Manifest(
         sample_shape=shape,

@@ -49,7 +49,7 @@ class Planes:
     @classmethod
     def packed(cls, memory: NDArray[np.uint8], windows: Windows, channels: int, halved: bool = False) -> Planes:
         """Returns the planes of windows that follow each other and fill `memory`. Otherwise raises ValueError."""
-        nbytes = windows.num_pixels * channels // (1 + halved)
+        nbytes = nbytes_of(windows, channels, halved)
         ends = nbytes.cumsum()
         if memory.nbytes != (ends[-1] if len(ends) else 0):
             raise ValueError(f"expected {nbytes.sum()} bytes, like all windows together; found {memory.nbytes} bytes")
@@ -100,17 +100,23 @@ class Planes:
         """Returns the planes of the images `some`."""
         return Planes(self.memory, self.windows[some], self.channels, self.places[some], self.stride, self.halved)
 
-    def copy_images(self, out: NDArray[np.uint8]) -> None:
-        """Copies the images, whose windows must be whole images, to `out`, uint8 (B, height, width, channels).
+    def copy_images(self, out: NDArray[np.uint8], lines: Places = None) -> None:
+        """Copies the images, whose windows must be whole images, to `out`, uint8 (B, height, width, channels); halved
+        images to `out[lines]`, if given.
 
         Raises OSError if a page of a mapped file cannot be read.
         """
         if self.halved:
             sides = self.windows.sides[:, 2:, None]
             axes = np.concatenate([sides * 0, sides * 0 + 1, sides * 0, sides], axis=2)
-            resample(self, axes, np.zeros(len(self), bool), out, cubic=False)
+            resample(self, axes, np.zeros(len(self), bool), out, cubic=False, lines=lines)
             return
         check_made(copy_spans(self.memory, self.places, out.reshape(len(out), -1)), len(out))
+
+
+def nbytes_of(windows: Windows, channels: int, halved: bool) -> NDArray[np.int64]:
+    """Returns the bytes of each window, int64 (B,)."""
+    return windows.num_pixels * channels // (2 if halved else 1)
 
 
 def check_made(made: int, count: int) -> None:

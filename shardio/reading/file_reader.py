@@ -76,7 +76,7 @@ class FileReader(Reader):
     def __init__(
         self, layout: SplitLayout, *, alignment: int | None = None, drop_behind: bool = False, remote: bool = False
     ) -> None:
-        super().__init__()
+        super().__init__(layout.halved)
         self.num_threads = _SERVER_THREADS if remote else _DISK_THREADS
         self.name = "pread" if alignment is None else "direct"
         self._layout = layout

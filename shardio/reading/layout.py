@@ -108,6 +108,11 @@ class SplitLayout:
         return self.manifest.sample_shape
 
     @property
+    def halved(self) -> tuple[int, int] | None:
+        """The height and width of images that are stored as yuv420; None if bytes of rows are pixels."""
+        return self.sample_shape[:2] if self.manifest.pixels == "yuv420" else None
+
+    @property
     def label_row(self) -> RowType | None:
         """The dtype and shape of a label; None if the split has no labels."""
         return self.content.label_row

@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.format.layout import crc32
-from shardio.kernels.resample import Planes
+from shardio.kernels.resample import Planes, nbytes_of
 from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import as_rows
 from shardio.reading.shardset import ShardSet
@@ -101,7 +101,9 @@ class Reader:
     least_nbytes = 0
     """The bytes of a batch, if it is only copied, that are worth a thread; 0 if reading waits for storage."""
 
-    def __init__(self) -> None:
+    def __init__(self, halved: tuple[int, int] | None = None) -> None:
+        """`halved`: the height and width of images that are stored as yuv420, and read whole; None for other sets."""
+        self._halved = halved
         # Many threads count without a lock: each has a sum of its own.
         self._sums: dict[int, list[int]] = {}
 
@@ -123,6 +125,11 @@ class Reader:
         some, lines = (slice(first, stop), None) if stop - first == len(numbers) else (slice(None), numbers)
         if request.windows is not None:
             self.make_pixels(request, memory.views, numbers, indices)
+        elif request.images and self._halved is not None:
+            whole = Windows.whole(len(request), *self._halved)
+            self.make_pixels(
+                replace(request, windows=whole, channels=3, make=_copy_images), memory.views, numbers, indices
+            )
         elif request.images:
             self.copy("", indices, memory.images[some], lines)
         for name in request.arrays:
@@ -135,24 +142,31 @@ class Reader:
     ) -> None:
         """Makes the pixels of the batch at the positions `numbers` from windows of the samples `indices`. Reads a few
         windows at a time, so they are still in the processor's caches when they are used."""
-        windows, make = request.windows, request.make
-        assert windows is not None
+        windows, make = self._windows(request, numbers), request.make
         assert make is not None
-        windows = windows[numbers]
-        nbytes = (windows.num_pixels * request.channels).cumsum()
+        halved = self._halved is not None
+        nbytes = nbytes_of(windows, request.channels, halved).cumsum()
         start = done = 0
         while start < len(numbers):
             # At least one picture, however large.
             stop = max(int(nbytes.searchsorted(done + _ROOM_NBYTES, side="right")), start + 1)
             some = slice(start, stop)
             pixels = _thread_memory(int(nbytes[stop - 1]) - done)
-            self.copy_windows(indices[some], windows[some], pixels)
-            make(Planes.packed(pixels, windows[some], request.channels), numbers[some], views)
+            if halved:
+                self.copy("", indices[some], pixels.reshape(stop - start, -1))
+            else:
+                self.copy_windows(indices[some], windows[some], pixels)
+            make(Planes.packed(pixels, windows[some], request.channels, halved), numbers[some], views)
             start, done = stop, int(nbytes[stop - 1])
 
+    def _windows(self, request: Request, numbers: NDArray[np.int64]) -> Windows:
+        """Returns the windows to read of the images at the positions `numbers` of the batch."""
+        assert request.windows is not None
+        return request.windows[numbers] if self._halved is None else Windows.whole(len(numbers), *self._halved)
+
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
-        """Copies the value of the array `name`, or the pixels (""), of sample indices[i] into out[i]. With `lines`,
-        copies into out[lines[i]]. The samples must exist."""
+        """Copies the value of the array `name`, or the row of pixels (""), of sample indices[i] into out[i]. With
+        `lines`, copies into out[lines[i]]. The samples must exist."""
         raise NotImplementedError
 
     def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
@@ -205,7 +219,7 @@ class MappedReader(Reader):
     name = "mmap"
 
     def __init__(self, shards: ShardSet, tables: Sequence[str] = ("",)) -> None:
-        super().__init__()
+        super().__init__(shards.halved)
         self._shards = shards
         self._tables = tuple(tables)
         self._announced = False
@@ -234,8 +248,7 @@ class MappedReader(Reader):
         self, request: Request, views: Views, numbers: NDArray[np.int64], indices: NDArray[np.int64]
     ) -> None:
         """Makes the pixels of the batch from the mapping itself, without a copy of the windows."""
-        windows, make, table = request.windows, request.make, self._shards.mapped()
-        assert windows is not None
+        make, table = request.make, self._shards.mapped()
         assert make is not None
         rows = table.lent(indices)
         if rows is None:
@@ -243,10 +256,10 @@ class MappedReader(Reader):
             return
         if self._announced:
             self._look_for(indices)
-        planes = Planes.of_rows(table.rows, rows, windows[numbers], self._shards.sample_shape)
+        windows, shape, halved = self._windows(request, numbers), self._shards.sample_shape, self._halved is not None
         with contextlib.suppress(OSError):
-            make(planes, numbers, views)
-            self._count(int(planes.windows.num_pixels.sum()) * planes.channels)
+            make(Planes.of_rows(table.rows, rows, windows, shape, halved), numbers, views)
+            self._count(int(nbytes_of(windows, shape[2], halved).sum()))
             return
         # Storage failed to give a page. Copying tries again, and its error names the sample.
         super().make_pixels(request, views, numbers, indices)
@@ -277,14 +290,15 @@ class MappedReader(Reader):
     def will_read(self, request: Request) -> None:
         with contextlib.suppress(Exception):
             for name in self._tables:
-                self._shards.will_read(request.indices, None if name else request.windows, name)
+                windows = None if name or self._halved is not None else request.windows
+                self._shards.will_read(request.indices, windows, name)
 
 
 class WrappingReader(Reader):
     """Has `_reader` read the index, and announce samples. Subclasses copy pixels and arrays."""
 
     def __init__(self, reader: Reader) -> None:
-        super().__init__()
+        super().__init__(reader._halved)
         self._reader = reader
         self.num_threads = reader.num_threads
 
@@ -364,6 +378,10 @@ def wrong_row(shards: ShardSet, place: ShardSet | Storage, name: str, index: int
         f"expected {expected:08x}, found {found:08x} in two reads; `shardio verify` finds what else is damaged, "
         "`shardio repair` mends it, and `indices=` without this sample trains on the others"
     )
+
+
+def _copy_images(planes: Planes, numbers: NDArray[np.int64], views: Views) -> None:
+    planes.copy_images(views[0], numbers)
 
 
 def _thread_memory(nbytes: int) -> NDArray[np.uint8]:

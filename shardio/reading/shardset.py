@@ -24,6 +24,7 @@ from shardio.format.layout import LABELS_NAME, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import state_of
+from shardio.kernels.resample import Planes
 from shardio.kernels.rowcopy import Windows
 from shardio.order.orders import as_integer
 from shardio.reading.layout import SplitLayout, StoredTable, as_rows
@@ -58,6 +59,10 @@ def open_shards(
     """
     path = local_folder(path)
     return ShardSet(Path(path), load_manifest(path, digest), split, mapped=mapped)
+
+
+# Samples that are stored as yuv420 are copied, and made RGB, a few at a time.
+_ROOM_NBYTES = 4 << 20
 
 
 def position_of(index: SupportsIndex, count: int) -> int:
@@ -275,11 +280,35 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         indices = self.check_indices(indices)
         if windows is None:
             _check_out(out, np.dtype(np.uint8), (len(indices), *self.sample_shape))
-            self.mapped().copy(indices, as_rows(out))
         else:
             _check_windows(out, self.sample_shape, len(indices), windows)
-            if len(indices):
-                self.mapped().copy_windows(indices, out.reshape(-1), windows, self.sample_shape)
+        if self.halved is not None:
+            self._gather_halved(indices, out, windows)
+        elif windows is None:
+            self.mapped().copy(indices, as_rows(out))
+        elif len(indices):
+            self.mapped().copy_windows(indices, out.reshape(-1), windows, self.sample_shape)
+
+    def _gather_halved(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None) -> None:
+        """Does `gather` for a set that is stored as yuv420, a few samples at a time."""
+        height, width, channels = self.sample_shape
+        step, done = max(1, _ROOM_NBYTES // self.row_nbytes), 0
+        for first in range(0, len(indices), step):
+            some = indices[first : first + step]
+            rows = np.empty((len(some), self.row_nbytes), np.uint8)
+            self.mapped().copy(some, rows)
+            planes = Planes.packed(rows, Windows.whole(len(some), height, width), channels, halved=True)
+            images = (
+                np.empty((len(some), height, width, channels), np.uint8)
+                if windows is not None
+                else out[first : first + step]
+            )
+            planes.copy_images(images)
+            if windows is not None:
+                cut = [image[windows.part(number)].reshape(-1) for number, image in enumerate(images, start=first)]
+                nbytes = sum(map(len, cut))
+                np.concatenate(cut, out=out.reshape(-1)[done : done + nbytes])
+                done += nbytes
 
     @eager
     def gather_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:

@@ -19,6 +19,7 @@ from arrays import change_split, some_arrays
 from command import assert_notices, assert_one_clear_error, printed_by, shardio
 from disks import failing
 from folders import contents, flip, hashes
+from halved import make_halved_set
 from numpy.typing import NDArray
 from pictures import sample_pixels
 from places import CHAOS
@@ -726,6 +727,7 @@ def test_sets_that_do_not_go_together_are_refused_with_the_way_out(tmp_path: Pat
     write_set(tmp_path / "squashed", {6: "cat"}, ["cat"], squashed=True)
     assert "train   1 sample in 1 shard, squashed\n" in shardio("info", tmp_path / "squashed").stdout
     for other, told in (
+        (make_halved_set(tmp_path / "half", 2), r"half: expected samples stored as rgb, as in .*a, .*--pixels rgb"),
         (tmp_path / "squashed", "split 'train'.*squashed.*--fit"),
         (a, r"1 keys occur more than once: 'cat/0.png'.*--same-keys allow"),
         (year, r"the same arrays.* found none in .*a, and year \(array of <i8 \(\)\) in .*year: `--only-common`"),

@@ -49,8 +49,11 @@ from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions, Progress, count_bad
 from shardio.conversion.plan import library_versions, order_sources
 from shardio.conversion.records import Reject, read_rejects
+from shardio.conversion.repair import repair
 from shardio.conversion.report import ImagesBar
 from shardio.errors import ConvertError, FormatError, ShardioError, SpaceError
+from shardio.format.layout import crc32
+from shardio.kernels.resample import to_yuv420
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 
@@ -506,6 +509,27 @@ def test_the_same_call_again_does_nothing(image_tree: Path, out: Path) -> None:
     assert everything(out) == before
 
 
+def test_rows_of_yuv420_are_made_from_the_pixels_of_a_plain_set(image_tree: Path, out: Path, tmp_path: Path) -> None:
+    half = tmp_path / "half"
+    convert(image_tree, out, **OPTIONS)
+    convert(image_tree, half, **OPTIONS, pixels="yuv420")
+    plain, halved = open_shards(out), open_shards(half)
+    rows = np.concatenate([np.load(half / entry.file) for entry in halved.content.shards])
+    assert rows.shape == (len(plain), SIZE * 3 // 2, SIZE)
+    expected = np.empty_like(rows)
+    to_yuv420(np.stack([sample.image for sample in plain]), expected)
+    np.testing.assert_array_equal(rows, expected)
+    assert [crc32(row) for row in rows] == halved.index["crc32"].tolist()
+    assert plain.index[["label", "key"]].tolist() == halved.index[["label", "key"]].tolist()
+    assert verify(half).ok
+    seen = np.stack([sample.image for sample in halved]).reshape(-1, 3) / 255
+    np.testing.assert_allclose(halved.manifest.provenance["pixels"]["mean"], seen.mean(axis=0), atol=1e-6)
+    before = hashes(half)
+    (half / halved.content.shards[0].file).unlink()
+    assert repair(half, image_tree).repaired == (halved.content.shards[0].file,)
+    assert hashes(half) == before
+
+
 @pytest.mark.parametrize("state", ["finished set", "unfinished conversion"])
 def test_another_conversion_into_the_folder_is_refused_and_the_difference_named(
     image_tree: Path, out: Path, state: str
@@ -520,6 +544,8 @@ def test_another_conversion_into_the_folder_is_refused_and_the_difference_named(
     message = str(caught.value)
     assert message.startswith(f"{out}: ")
     assert "(seed 0, here 3)" in message
+    with pytest.raises(ConvertError, match="pixels 'rgb', here 'yuv420'"):
+        convert(image_tree, out, **OPTIONS, pixels="yuv420")
     assert everything(out) == before
     convert(image_tree, out, **OPTIONS)
 

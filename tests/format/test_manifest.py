@@ -419,7 +419,11 @@ def test_another_version_is_named_whatever_else_it_has(version: int, word: str) 
 
 @pytest.mark.parametrize("value", [None, "jpeg", {}, 1])
 def test_other_pixels_are_refused_by_name(value: object) -> None:
-    assert "pixels: expected no key" in sealed_refused(("pixels",), value)
+    assert "pixels: pixels must be one of rgb, yuv420" in sealed_refused(("pixels",), value)
+
+
+def test_plain_pixels_have_no_key_so_a_content_has_one_text() -> None:
+    assert "pixels: expected no key" in sealed_refused(("pixels",), "rgb")
 
 
 # --- bytes that are no manifest --------------------------------------------------------------------------------------

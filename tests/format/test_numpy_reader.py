@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from documents import code_blocks
+from halved import make_halved_set
 from places import DATA, ROOT
 
 from shardio.changes.change import change
@@ -21,7 +22,7 @@ from shardio.sets.selection import Selection
 @pytest.fixture(scope="module")
 def split_class() -> Any:
     _, block = code_blocks((ROOT / "docs" / "format.md").read_text(encoding="utf-8"), "python")
-    assert sum(1 for line in block.splitlines() if line) <= 40
+    assert sum(1 for line in block.splitlines() if line) <= 52
     names: dict[str, Any] = {}
     exec(block, names)
     return names["Split"]
@@ -66,6 +67,7 @@ def labeled(labels: LabelType) -> Callable[[Path], list[Path]]:
         pytest.param(labeled(None), id="no labels"),
         pytest.param(several_splits, id="several splits"),
         pytest.param(shared_shards, id="shared shards"),
+        pytest.param(lambda folder: [make_halved_set(folder / "set", 8, 3)], id="yuv420"),
     ],
 )
 def test_the_reader_finds_what_shardio_finds(

@@ -12,7 +12,7 @@ import damage_set
 import pytest
 from command import printed_by
 from damage_set import (
-    SHAPE,
+    ROW_NBYTES,
     Damage,
     Site,
     open_all,
@@ -21,15 +21,14 @@ from disks import raising
 from places import CHAOS
 
 from shardio.errors import FormatError
-from shardio.format.layout import pixels_row
 from shardio.sets.verify import Problem, VerifyReport, verify
 
-NBYTES = pixels_row(SHAPE).nbytes
+NBYTES = ROW_NBYTES
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    return damage_set._make_site(tmp_path / "site")
+    return damage_set._make_site(tmp_path / "site", "rgb")
 
 
 def test_every_damage_is_found_named_and_refused_and_nothing_is_left_behind(tmp_path: Path) -> None:

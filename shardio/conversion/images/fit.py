@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from shardio.conversion.images.decode import WHITE, Color
 from shardio.conversion.images.headers import check_pixels
-from shardio.conversion.options import ConvertOptions, FitMode, Quality, Resample
+from shardio.conversion.options import ConvertOptions, FitMode, Pixels, Quality, Resample
 from shardio.errors import DecodeError
 from shardio.format.layout import MAX_SIDE, RowType, pixels_row
 from shardio.kernels import resample as kernel
+from shardio.kernels.rowcopy import Windows
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Fit:
     resample: Resample = "bicubic"
     exif_rotate: bool = False
     background: Color = WHITE
+    pixels: Pixels = "rgb"
     quality: Quality = "exact"
     """With "fast", a JPEG may be decoded at a reduced size, not below `least_size`. "exact" decodes the full size."""
 
@@ -55,7 +57,7 @@ class Fit:
         """Returns the Fit of a conversion's options. Raises ValueError if the options are invalid together."""
         size: Any = options.size
         color: Any = options.background
-        return cls(size, options.fit, options.resample, options.exif_rotate, color, options.quality)
+        return cls(size, options.fit, options.resample, options.exif_rotate, color, options.pixels, options.quality)
 
     def __post_init__(self) -> None:
         if (
@@ -75,7 +77,7 @@ class Fit:
     @property
     def row(self) -> RowType:
         """The type of a stored sample."""
-        return pixels_row((*self.size, 3))
+        return pixels_row((*self.size, 3), self.pixels)
 
     def placement(self, height: int, width: int) -> Placement:
         """Returns the Placement of a picture of this height and width in its sample.
@@ -115,11 +117,11 @@ class Fit:
         reduction: int = 1,
         out: NDArray[np.uint8] | None = None,
     ) -> NDArray[np.uint8]:
-        """Fits a picture, uint8 (height, width, 3), into a sample. Returns the sample, uint8 (*size, 3).
+        """Fits a picture, uint8 (height, width, 3), into a sample. Returns the sample, uint8 of the shape of `row`.
 
-        Writes the sample into `out`, which must be contiguous, or into a new array. For a picture that was decoded at a
-        reduced size, `source_size` is its full (height, width), and each pixel stands for `reduction` rows and columns;
-        the picture is placed as if it were not reduced.
+        Writes the sample, as it is stored, into `out`, which must be contiguous, or into a new array. For a picture
+        that was decoded at a reduced size, `source_size` is its full (height, width), and each pixel stands for
+        `reduction` rows and columns; the picture is placed as if it were not reduced.
 
         Raises DecodeError if the picture is so long and thin that resizing one or both sides would make it too large.
         """
@@ -130,7 +132,8 @@ class Fit:
             check_pixels(placement.resized[1], max(placement.resized[0], height))
         except DecodeError as error:
             raise DecodeError(error.reason, f"{width} x {height} resized: {error.detail}") from None
-        sample = np.empty((*self.size, 3), np.uint8) if out is None else out
+        stored = np.empty(self.row.shape, np.uint8) if out is None else out
+        sample = stored if self.pixels == "rgb" else np.empty((*self.size, 3), np.uint8)
         if self.mode == "adm":
             for sides in islice(_halvings((height, width), self.size[0]), 1, None):
                 halved = np.empty((*sides, 3), np.uint8)
@@ -151,7 +154,17 @@ class Fit:
             resized=placement.resized,
             first=(placement.top, placement.left),
         )
-        return sample
+        if self.pixels == "yuv420":
+            kernel.to_yuv420(sample[None], stored[None])
+        return stored
+
+    def picture_of(self, row: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Returns the pixels of a stored sample, uint8 (*size, 3), as a reader of the set sees them."""
+        if self.pixels == "rgb":
+            return row
+        picture = np.empty((*self.size, 3), np.uint8)
+        kernel.Planes.packed(row, Windows.whole(1, *self.size), 3, halved=True).copy_images(picture[None])
+        return picture
 
     def apply_nearest(self, mask: NDArray[Any]) -> NDArray[Any]:
         """Returns a picture's mask (height, width, ...) fitted into the sample, as a new array of the mask's dtype.
