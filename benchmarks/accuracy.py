@@ -5,6 +5,7 @@ JPEGs     Pillow decodes the files, crops a random box of each, resizes it, and 
           and is done once.
 crop      `shardio convert` of the same files to --stored pixels, and shardio.augment on the batches of a ShardLoader.
 squash    The same with --fit squash, which keeps what lies beyond the square in the center.
+yuv420    The same with --pixels yuv420. Each network is evaluated on the first shards, too.
 
 With --randaugment, RandAugment(2, 9) follows the crop and the flip: torchvision's for JPEGs, so that this needs an
 environment with torchvision, and shardio.augment's for shards. With --narrow, pictures are cut first, to PNG files:
@@ -218,8 +219,8 @@ def print_table(title: str, found: dict[str, list[float]], reference: str) -> No
             f"seeds: {' '.join(f'{value:.2f}' for value in values)}"
         )
     for name, values in found.items():
-        if name != reference and len(values) > 1:
-            gaps = [value - other for value, other in zip(values, found[reference], strict=True)]
+        gaps = [value - other for value, other in zip(values, found[reference], strict=False)]
+        if name != reference and len(gaps) > 1:
             mean, margin = interval(gaps)
             equal = abs(mean) + margin <= EQUAL
             needed = math.ceil((1.96 * spread(gaps) / EQUAL) ** 2)
@@ -243,6 +244,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=48, help="side of the pictures to train on (%(default)s)")
     parser.add_argument("--stored", type=int, nargs="+", default=[256], help="sizes of the samples (256)")
     parser.add_argument("--fits", nargs="+", default=["crop", "squash"], help="(crop squash)")
+    parser.add_argument("--pixels", nargs="+", default=["rgb"], help="(rgb)")
+    parser.add_argument("--jpeg-seeds", type=int, help="trainings on JPEGs (as of each other way)")
     parser.add_argument("--narrow", type=int, metavar="PIXELS", help="cut one side of each picture to this")
     parser.add_argument("--scale", type=float, default=0.08, help="smallest share of a picture to crop (%(default)s)")
     parser.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate (%(default)s)")
@@ -262,11 +265,11 @@ def main() -> None:
     if options.narrow is not None:
         tree = narrowed(tree, options.out / f"{tree.name}-{options.narrow}", options.narrow)
     ways, scale = {}, (options.scale, 1.0)
-    for stored, fit in product(options.stored, options.fits):
-        path = options.out / f"{tree.name}-{stored}-{fit}"
+    for stored, fit, pixels in product(options.stored, options.fits, options.pixels):
+        path = options.out / f"{tree.name}-{stored}-{fit}-{pixels}"
         if not (path / MANIFEST_NAME).exists():
-            convert(tree, path, size=stored, fit=fit)
-        name = f"shards, {fit}" + f", {stored}" * (len(options.stored) > 1)
+            convert(tree, path, size=stored, fit=fit, pixels=pixels)
+        name = f"shards, {fit}" + f", {stored}" * (len(options.stored) > 1) + f", {pixels}" * (pixels != "rgb")
         policy = [RandAugment(2, 9)] * options.randaugment
         ways[name] = way_of_shards(path, options.size, scale, options.batch_size, policy)
     with ThreadPoolExecutor(options.threads) as pool:
@@ -283,21 +286,27 @@ def run(ways: dict[str, Way], tree: Path, options: argparse.Namespace) -> None:
         f"{counts[0]} images to train on, {counts[1]} to evaluate on, {num_classes} classes; {options.size} x "
         f"{options.size} pixels, crops of {options.scale:.2f} to 1 of a picture, {steps} steps of {options.batch_size}"
     )
-    own: dict[str, list[float]] = {name: [] for name in ways}
-    jpegs: dict[str, list[float]] = {name: [] for name in ways}
+    own, jpegs, first = ({name: list[float]() for name in ways} for _ in range(3))
+    reference = [*ways][1]
     for seed in range(options.seeds):
         for name, way in ways.items():
+            if name == "JPEGs" and options.jpeg_seeds is not None and seed >= options.jpeg_seeds:
+                continue
             start = time.perf_counter()
             network = trained(way, num_classes, seed, options.epochs, steps, options.rate)
             seconds = time.perf_counter() - start
             own[name].append(accuracy(network, way.val))
             jpegs[name].append(accuracy(network, ways["JPEGs"].val))
+            first[name].append(accuracy(network, ways[reference].val))
             print(
                 f"seed {seed}, {name:<16} {own[name][-1]:.2f}, on JPEGs {jpegs[name][-1]:.2f} ({seconds:.0f} s)",
                 flush=True,
             )
     print_table("evaluated on the pictures of each way", own, "JPEGs")
     print_table("evaluated on JPEGs", jpegs, "JPEGs")
+    if len(options.pixels) > 1:
+        print_table("evaluated on the pictures of each way", own, reference)
+        print_table(f"evaluated on {reference}", first, reference)
 
 
 if __name__ == "__main__":
