@@ -39,6 +39,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, get_args
 
@@ -81,7 +82,9 @@ from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.machine import usable_cores
 
-SHAPE: SampleShape = (32, 32, 3)
+SHAPES: dict[str, SampleShape] = {"rgb": (32, 32, 3), "yuv420": (32, 64, 3)}
+"""Of samples, by how they are stored: in rows of equally many bytes."""
+ROW_NBYTES = 32 * 32 * 3
 NUM_SAMPLES = {"train": (24, 24, 9), "val": (24, 7)}
 """Stored rows of each shard. Some shards are equally large, so that sizes do not tell them apart."""
 NUM_STORED = sum(NUM_SAMPLES["val"])
@@ -116,32 +119,34 @@ Contents = dict[str, bytes]
 # --- sound sets ------------------------------------------------------------------------------------------------------
 
 
-def write_set(folder: Path, seed: int) -> Contents:
+def write_set(folder: Path, seed: int, pixels: str = "rgb") -> Contents:
     """Publishes a set of random pixels, and returns its contents."""
     folder.mkdir()
+    pixels_type = pixels_row(SHAPES[pixels], pixels)
     rng = np.random.default_rng(seed)
-    splits, stored = {}, {}
+    splits, indexes = {}, {}
     for split, counts in NUM_SAMPLES.items():
         entries, rows = [], IndexRows()
         for number, count in enumerate(counts):
-            with ShardFileWriter(folder / shard_name(split, number), pixels_row(SHAPE), count) as shard:
+            with ShardFileWriter(folder / shard_name(split, number), pixels_type, count) as shard:
                 for i in range(count):
                     label, key = int(rng.integers(3)), f"{split}/{number}-{i}.png".encode()
-                    pixels = rng.integers(0, 256, SHAPE, dtype=np.uint8)
-                    rows.append(label=label, key=key, source_size=(99, 99), crc32=shard.append(pixels))
+                    stored = rng.integers(0, 256, pixels_type.shape, dtype=np.uint8)
+                    rows.append(label=label, key=key, source_size=(99, 99), crc32=shard.append(stored))
                 entries.append(shard.finish())
-        stored[split] = rows.to_array(20, has_label=True)
-        splits[split] = SplitEntry(len(rows), write_index(folder, split, stored[split]), tuple(entries))
+        indexes[split] = rows.to_array(20, has_label=True)
+        splits[split] = SplitEntry(len(rows), write_index(folder, split, indexes[split]), tuple(entries))
     rejects = [Reject("train", b"train/x.JPEG", "damaged", "cut short")]
-    manifest = Manifest(SHAPE, ("a", "b", "c"), splits, write_rejects(folder, rejects))
+    manifest = Manifest(SHAPES[pixels], ("a", "b", "c"), splits, write_rejects(folder, rejects), pixels=pixels)
+    kinds: dict[ArrayKind, ArrayKind] = {} if pixels == "rgb" else {"mask": "array"}
     arrays = {
-        name: replace(_write_array(folder, name, kind, row, rng), order=0 if name in ORDERED else None)
+        name: replace(_write_array(folder, name, kinds.get(kind, kind), row, rng), order=0 if name in ORDERED else None)
         for name, (kind, row) in ARRAYS.items()
     }
     val = replace(
         splits["val"],
         num_samples=len(ORDER),
-        index=write_index(folder, "val", stored["val"][ORDER]),
+        index=write_index(folder, "val", indexes["val"][ORDER]),
         orders=(write_order(folder, "val", 0, ORDER if seed == 1 else ORDER[::-1]),),
         order=0,
         arrays=arrays,
@@ -171,7 +176,7 @@ def _shards() -> dict[str, tuple[int, list[tuple[int, ...]]]]:
         users = _users(sum(counts), ORDER if split == "val" else None)
         for number, count in enumerate(counts):
             first = sum(counts[:number])
-            shards[shard_name(split, number)] = pixels_row(SHAPE).nbytes, users[first : first + count]
+            shards[shard_name(split, number)] = ROW_NBYTES, users[first : first + count]
     for name, (_, row) in ARRAYS.items():
         users = _users(NUM_STORED, ORDER) if name in ORDERED else _users(len(ORDER), None)
         step = len(users) if row.is_small else ARRAY_ROWS
@@ -236,12 +241,11 @@ def _zero(rng: np.random.Generator, data: bytes) -> bytes:
 
 def _cut(rng: np.random.Generator, data: bytes) -> bytes:
     """Cuts off anywhere, or behind a whole sample, a page or a single byte less."""
-    nbytes = pixels_row(SHAPE).nbytes
     sizes = [
         0,
         1,
         HEADER_NBYTES,
-        HEADER_NBYTES + nbytes * int(rng.integers(24)),
+        HEADER_NBYTES + ROW_NBYTES * int(rng.integers(24)),
         len(data) // 4096 * 4096,
         len(data) - 1,
     ]
@@ -456,7 +460,7 @@ class RottenTraining:
     """A round of training on a set, of which a file rots at a random place and moment."""
 
     def __init__(self, folder: Path, rng: np.random.Generator) -> None:
-        self.site = _make_site(folder)
+        self.site = _make_site(folder, str(rng.choice(list(SHAPES))))
         self.sibling, self.rng = folder / "sibling", rng
         change(self.site.folder, self.sibling, split="val", arrays={"extra": np.arange(len(ORDER))})
         self.place, self.moment = str(rng.choice(PLACES)), str(rng.choice(MOMENTS))
@@ -639,7 +643,8 @@ def damage_set(damages: int, seed: int = 0, processes: int | None = None, say: S
     counts = Counts()
     processes = processes or usable_cores()
     with tempfile.TemporaryDirectory(prefix="shardio-damage-") as name:
-        sites = [_make_site(Path(name) / str(number)) for number in range(processes)]
+        kinds = islice(cycle(SHAPES), processes)
+        sites = [_make_site(Path(name) / str(number), pixels) for number, pixels in enumerate(kinds)]
         lanes = [Lane(partial(_damage_some, site, seed), n, processes, damages, BATCH) for n, site in enumerate(sites)]
         for lane, results, code in listen(lanes):
             for number, kind, seen, wrong in results:
@@ -666,10 +671,10 @@ def damage_set(damages: int, seed: int = 0, processes: int | None = None, say: S
     return counts
 
 
-def _make_site(folder: Path) -> Site:
+def _make_site(folder: Path, pixels: str) -> Site:
     folder.mkdir()
-    write_set(folder / "copies", 1)
-    return Site(folder / "set", write_set(folder / "set", 1), write_set(folder / "other", 2))
+    write_set(folder / "copies", 1, pixels)
+    return Site(folder / "set", write_set(folder / "set", 1, pixels), write_set(folder / "other", 2, pixels))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

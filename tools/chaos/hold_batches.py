@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +26,13 @@ from leaks import num_descriptors, shared_names, shared_names_left
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+import shardio
 from shardio.loading.loader import ShardLoader
 from shardio.loading.ring import Ring, Slot
+from shardio.reading.choose import Io
 
 NUM_SAMPLES = 997
-SHAPE = (12, 9, 3)
+SHAPE = (12, 10, 3)
 MOST_KEPT = 40
 POISON = 0xEE
 
@@ -91,15 +93,20 @@ def hold_batches(count: int, seed: int) -> list[str]:
     before, shared = threads_and_descriptors(), shared_names()
     problems = []
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "set"
+        out, halved = Path(folder) / "set", Path(folder) / "halved"
         pixels = np.random.default_rng(0).integers(0, 256, (NUM_SAMPLES, *SHAPE), dtype=np.uint8)
         write_set(out, pixels, NUM_SAMPLES, samples_per_shard=100)
-        for io in ("mmap", "pread"):
-            with ShardLoader(out, 7, seed=seed, num_threads=2, device="cpu", return_indices=True, io=io) as loader:
+        items = [(picture, label) for label, picture in enumerate(pixels)]
+        shardio.convert(items, halved, size=SHAPE[:2], order="source", pixels="yuv420")
+        seen = np.stack([sample.image for sample in shardio.open_shards(halved)])
+        ios: list[Io] = ["mmap", "pread"]
+        for path, io in product((out, halved), ios):
+            pixels = pixels if path == out else seen
+            with ShardLoader(path, 7, seed=seed, num_threads=2, device="cpu", return_indices=True, io=io) as loader:
                 loader._pipeline._ring = SpoilingRing(loader._pipeline._ring.capacity, loader._pipeline._ring._make)
-                wrong = hold(loader, pixels, count // 2, seed)
+                wrong = hold(loader, pixels, count // 4, seed)
                 if wrong:
-                    problems.append(f"io={io}: {wrong} comparisons failed")
+                    problems.append(f"{path.name}, io={io}: {wrong} comparisons failed")
         for number in range(min(100, count // 5)):
             abandoned = ShardLoader(out, 7, device="cpu", num_threads=2)
             for _ in islice(abandoned, number % 5):
