@@ -118,6 +118,8 @@ class Position:
             self._received = self.next = self.after(place or self.next)
         elif place is None:  # an error before the first batch ends an epoch, too
             self.next = self.after(self.next)
+            if self._received != self._loaded:  # it was the epoch that began at the loaded place once more
+                self._loaded = None
         elif is_dropped and token is self._holder and there is not None:
             self._received, self._holder, self._is_back = there, self._before, True
             self._tell(_BACK)

@@ -308,6 +308,26 @@ def test_random_calls_lose_and_repeat_no_sample_beyond_the_table(tmp_path: Path)
         run_at_random(count, seed, tmp_path, caught)
 
 
+def test_set_epoch_warns_of_nothing_after_an_error_in_the_epoch_that_came_again(
+    make_set: Callable[..., Path], closing: ExitStack
+) -> None:
+    failing: list[Exception] = []
+
+    def transform(images: torch.Tensor) -> torch.Tensor:
+        if failing:
+            raise failing.pop()
+        return images
+
+    loader = closing.enter_context(ShardLoader(make_set(20), 4, device="cpu", transform=transform))
+    loader.load_state_dict(loader.state_dict())
+    next(iter(loader))
+    failing.append(ArithmeticError())
+    with pytest.raises(ArithmeticError):
+        next(iter(loader))
+    loader.set_epoch(0)
+    assert loader.state_dict()["consumed"] == 0
+
+
 # --- peek() -----------------------------------------------------------------------------------------------------------
 
 
