@@ -7,8 +7,8 @@ rgb. Batches come from the page cache, by as many threads as there are cores: wh
 with a flip, random-resized crops with a flip, and these normalized. Staging ends when the copy is on the disk.
 
 With --slipstream, a shared library of libslipstream/libslipstream.cpp of harvard-visionlab/slipstream, one core makes
-the boxes of RandomResizedCrop from rows in memory: the kernel in C, from rows of both kinds; and slipstream's functions,
-which make the whole picture RGB (yuv420p_to_rgb_buffer), and then crop and resize it (resize_crop).
+the boxes of RandomResizedCrop from rows in memory: the kernel in C, from rows of both kinds; and the functions of
+slipstream, which make the whole picture RGB (yuv420p_to_rgb_buffer), and then crop and resize it (resize_crop).
 """
 
 from __future__ import annotations

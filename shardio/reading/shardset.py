@@ -291,24 +291,31 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     def _gather_halved(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None) -> None:
         """Does `gather` for a set that is stored as yuv420, a few samples at a time."""
-        height, width, channels = self.sample_shape
         step, done = max(1, _ROOM_NBYTES // self.row_nbytes), 0
         for first in range(0, len(indices), step):
-            some = indices[first : first + step]
-            rows = np.empty((len(some), self.row_nbytes), np.uint8)
-            self.mapped().copy(some, rows)
-            planes = Planes.packed(rows, Windows.whole(len(some), height, width), channels, halved=True)
-            images = (
-                np.empty((len(some), height, width, channels), np.uint8)
-                if windows is not None
-                else out[first : first + step]
-            )
-            planes.copy_images(images)
-            if windows is not None:
+            images = self.images_of(self.rows_of(indices[first : first + step]))
+            if windows is None:
+                out[first : first + step] = images
+            else:
                 cut = [image[windows.part(number)].reshape(-1) for number, image in enumerate(images, start=first)]
                 nbytes = sum(map(len, cut))
                 np.concatenate(cut, out=out.reshape(-1)[done : done + nbytes])
                 done += nbytes
+
+    def rows_of(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Returns copies of the stored rows of the pixels of samples, which must exist, uint8 (B, row_nbytes). The
+        crc32 in the index is that of a row. Raises the errors of `gather`."""
+        rows = np.empty((len(indices), self.row_nbytes), np.uint8)
+        self.mapped().copy(indices, rows)
+        return rows
+
+    def images_of(self, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Returns the images in stored rows, uint8 (B, height, width, channels)."""
+        if self.halved is None:
+            return rows.reshape(-1, *self.sample_shape)
+        images = np.empty((len(rows), *self.sample_shape), np.uint8)
+        Planes.packed(rows, Windows.whole(*images.shape[:3]), images.shape[3], halved=True).copy_images(images)
+        return images
 
     @eager
     def gather_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:

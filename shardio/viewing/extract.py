@@ -16,7 +16,7 @@ from PIL import Image
 
 from shardio.reading.shardset import ShardSet
 from shardio.system.files import make_folder, sweep_temporaries, target_of, write_atomic
-from shardio.viewing.pictures import keys_of, read_sound_pictures
+from shardio.viewing.pictures import keys_of, read_pictures
 
 LABELS_FILE = "labels.csv"
 
@@ -50,7 +50,7 @@ def extract(shards: ShardSet, indices: Sequence[int], folder: Path, on_progress:
     lines: list[Sequence[object]] = [[*fixed[1 - len(main) :], *headings]]
     num_files = 1
     numbers = np.array(indices, np.int64)
-    pictures = read_sound_pictures(shards, numbers) if shards.has_pixels else None
+    pictures = read_pictures(shards, numbers, check=True) if shards.has_pixels else None
     for done, (index, key) in enumerate(zip(indices, keys_of(shards, indices), strict=True)):
         sample = numbers[done : done + 1]
         label = shards.labels_of(sample)[0] if shards.content.index.has_label else None

@@ -20,7 +20,7 @@ from shardio.format.manifest import Manifest
 from shardio.reading.shardset import ShardSet
 from shardio.sets.history import conversions_of
 from shardio.sets.levels import Levels, chosen_samples, levels_of, stored_levels, sum_levels
-from shardio.viewing.pictures import NO_LABEL, AllSamples, read_sound_pictures
+from shardio.viewing.pictures import NO_LABEL, AllSamples, read_pictures
 from shardio.viewing.repeats import Repeats, find_repeats, hash_picture
 
 OnProgress = Callable[[int, int], None]
@@ -214,7 +214,7 @@ def _measure(splits: Mapping[str, ShardSet]) -> Levels:
     name, shards = next(iter(splits.items()))
     chosen = chosen_samples(len(shards))
     sums = np.zeros((4, shards.sample_shape[2]), np.int64)
-    for picture in read_sound_pictures(shards, chosen):
+    for picture in read_pictures(shards, chosen, check=True):
         sums += sum_levels(picture)
     return levels_of(name, sums)
 

@@ -33,33 +33,27 @@ def open_splits(path: str | os.PathLike[str]) -> dict[str, ShardSet]:
     return {name: ShardSet(folder, manifest, name) for name in names}
 
 
-def read_pictures(shards: ShardSet, indices: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
+def read_pictures(shards: ShardSet, indices: NDArray[np.int64], *, check: bool = False) -> Iterator[NDArray[np.uint8]]:
     """Yields the pictures of the samples `indices`, in this order: uint8 (height, width, channels).
 
-    A picture is valid until the next picture is requested. Raises the errors of `ShardSet.gather`.
+    Raises the errors of `ShardSet.gather`. With `check`, raises FormatError at a picture whose crc32 differs from the
+    index.
     """
     size = max(1, _BATCH_NBYTES // shards.row_nbytes)
-    out = np.empty((min(size, len(indices)), *shards.sample_shape), np.uint8)
     shards.expect_random_reads()
     shards.will_read(indices[:size])
     for start in range(0, len(indices), size):
         some = indices[start : start + size]
         shards.will_read(indices[start + size : start + 2 * size])
-        shards.gather(some, out[: len(some)])
-        yield from out[: len(some)]
-
-
-def read_sound_pictures(shards: ShardSet, indices: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
-    """Yields pictures like `read_pictures`. Raises FormatError at a picture whose crc32 differs from the index."""
-    expected = shards.column_of("crc32", indices).tolist()
-    for index, picture, crc in zip(indices.tolist(), read_pictures(shards, indices), expected, strict=True):
-        if (found := crc32(picture)) != crc:
-            path = shards.path_of(shards.locate_one("", index)[0])
-            raise FormatError(
-                f"{path}: sample {index}: expected pixels with crc32 {crc:08x}, found {found:08x}: "
-                "`shardio verify` lists all damage and says how to repair it"
-            )
-        yield picture
+        rows, expected = shards.rows_of(some), shards.column_of("crc32", some).tolist()
+        for index, row, crc, picture in zip(some.tolist(), rows, expected, shards.images_of(rows), strict=True):
+            if check and (found := crc32(row)) != crc:
+                path = shards.path_of(shards.locate_one("", index)[0])
+                raise FormatError(
+                    f"{path}: sample {index}: expected pixels with crc32 {crc:08x}, found {found:08x}: "
+                    "`shardio verify` lists all damage and says how to repair it"
+                )
+            yield picture
 
 
 NO_LABEL = int(np.iinfo(np.int64).min)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from arrays import change_split, some_arrays
 from folders import flip
+from halved import make_halved_set
 from PIL import Image
 
 from shardio.conversion.writing.set_writer import ShardWriter
@@ -50,6 +51,18 @@ def test_pixels_masks_and_arrays_are_those_of_the_set(make_set: Callable[..., Pa
             found = np.load(path) if path.suffix == ".npy" else np.asarray(Image.open(path))
             np.testing.assert_array_equal(found, value)
         assert row["mask"].endswith(".mask.png")
+
+
+def test_pictures_of_yuv420_are_checked_as_stored_and_written_as_training_sees_them(tmp_path: Path) -> None:
+    out = make_halved_set(tmp_path / "halved", 12)
+    assert call(out, "--indices", "3,11", "-o", tmp_path / "some").exit_code == 0
+    for row in table(tmp_path / "some"):
+        picture = np.asarray(Image.open(tmp_path / "some" / row["file"]))
+        np.testing.assert_array_equal(picture, open_shards(out)[int(row["index"])].image)
+    assert command.call("report", out, "-o", tmp_path / "page.html").exit_code == 0
+    shard = sorted(out.glob("train-0*.npy"))[0]
+    flip(shard, shard.stat().st_size - 1)
+    assert "expected pixels with crc32" in call(out, "--indices", "0-11", "-o", tmp_path / "all").output
 
 
 def test_an_array_named_as_another_column_of_the_table_has_a_column_of_its_own(tmp_path: Path) -> None:
