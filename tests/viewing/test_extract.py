@@ -62,7 +62,8 @@ def test_pictures_of_yuv420_are_checked_as_stored_and_written_as_training_sees_t
     assert command.call("report", out, "-o", tmp_path / "page.html").exit_code == 0
     shard = sorted(out.glob("train-0*.npy"))[0]
     flip(shard, shard.stat().st_size - 1)
-    assert "expected pixels with crc32" in call(out, "--indices", "0-11", "-o", tmp_path / "all").output
+    error = call(out, "--indices", "0-11", "-o", tmp_path / "all").exception
+    assert "train-00000.npy: sample 5: expected pixels with crc32" in str(error)
 
 
 def test_an_array_named_as_another_column_of_the_table_has_a_column_of_its_own(tmp_path: Path) -> None:
