@@ -103,6 +103,10 @@ def test_random_sequences_of_changes_equal_a_model_whatever_is_killed(tmp_path: 
         ("carry.write_order = lambda *a: real(*a[:3], a[3][::-1].copy())", "other samples"),
         ("carry.try_link = lambda a, b: [shutil.copy(a, str(b)), open(a, 'ab').write(b'x')]", "changed"),
         ("carry.rename_new = lambda a, b: [rename(a, b), (b.parent / 'left').mkdir(exist_ok=True)]", "left"),
+        (
+            "merge._plan = lambda drafts, *a, **k: plan([replace(d, pixels='rgb') for d in drafts], *a, **k)",
+            "both kinds",
+        ),
     ],
 )
 def test_a_careless_change_is_noticed(careless: str, told: str, tmp_path: Path) -> None:

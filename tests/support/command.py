@@ -90,13 +90,16 @@ def assert_notices(attack: str, careless: str, told: str, folder: Path) -> None:
     """An attack on a package that is careless must say `told`."""
     script = f"""
 import shutil, sys
+from dataclasses import replace
 from pathlib import Path
 import numpy as np
 import change_sets, off_path
 from shardio.changes import carry, draft, merge
+from shardio.kernels import resample as kernel
 from shardio.loading import transform
-from shardio.reading import shardset
+from shardio.reading import mixed, shardset
 real, take, rename = carry.write_order, draft.StoredRows.take, carry.rename_new
+halve, plan = kernel.to_yuv420, merge._plan
 {careless}
 def say(text):
     print(text)

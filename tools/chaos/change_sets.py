@@ -3,9 +3,10 @@
 
     python tools/chaos/change_sets.py [--sequences 1000] [--seed 0] [--folder PATH]
 
-A sequence begins with small sets of one or two splits, and makes new ones of any set that it has so far, by merge, and
-change with some of its steps. Each is read back by ShardSet, and by NumPy alone from its manifest, and must
-have the samples that the model has: keys, labels, pixels and arrays. In some calls one call to the disk fails:
+A sequence begins with small sets of one or two splits, all stored as rgb or all as yuv420. It makes new ones of any set
+that it has so far, by merge, and change with some of its steps. Each is read back by ShardSet, and by NumPy alone from
+its manifest, and must have the samples that the model has: keys, labels, pixels and arrays. A merge of sets that are
+stored in two ways must be refused and change nothing. In some calls one call to the disk fails:
 the process is killed before or halfway through it, a Ctrl-C arrives, or the disk is full or broken (faulty_disk.py).
 Then the new set is whole or absent, and the same call must make it. No file of any set may ever change, and nothing may
 be left beside them.
@@ -36,16 +37,20 @@ from fail_convert import KILLED
 from faulty_disk import KINDS_OF_WRITES, Fault, FaultyDisk
 from numpy.typing import NDArray
 from PIL import Image
+from plain_yuv420 import plain_picture
 
 import shardio
 from shardio.conversion.arrays import ArrayDeclaration
+from shardio.conversion.options import Pixels
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import ConvertError, ShardioError
 from shardio.format.layout import ArrayKind
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 
-SHAPE = (4, 5, 3)
+SHAPE = (4, 6, 3)
+NBYTES: dict[Pixels, int] = {"rgb": 72, "yuv420": 36}
+"""Bytes of a sample, by how it is stored."""
 CLASSES = [f"class{i}" for i in range(4)]
 # Sets of a sequence; a change makes one more.
 LENGTH = 6
@@ -87,6 +92,8 @@ class ChangeCounts(Counts):
     faults: Counter[str] = field(default_factory=Counter)
     """Calls that failed, by kind of fault."""
     made_before_the_fault: int = 0
+    refused: int = 0
+    """Merges of sets that are stored in two ways."""
 
 
 # --- reading sets back -----------------------------------------------------------------------------------------------
@@ -122,7 +129,10 @@ def read_by_numpy(folder: Path) -> Model:
         orders = [np.load(folder / order["file"]) for order in split.get("orders", ())]
         arrays = {array: stored(entry, orders) for array, entry in split.get("arrays", {}).items()}
         index = np.load(folder / split["index"]["file"])
-        splits[name] = _rows(index, manifest["classes"], stored(split, orders), arrays)
+        pixels = stored(split, orders)
+        if manifest.get("pixels") == "yuv420":
+            pixels = np.stack([plain_picture(row) for row in pixels])
+        splits[name] = _rows(index, manifest["classes"], pixels, arrays)
     return Model(tuple(manifest["classes"]), splits)
 
 
@@ -317,28 +327,46 @@ def call_apart(call: Callable[[], object], folder: Path, read_only: Path, fault:
     return told[-1]["calls"], told[-1]["aborted"]
 
 
+class Items(list[dict[str, Any]]):
+    """The items of a split, as a dataset."""
+
+    classes = CLASSES
+
+
 class ChangeRounds(Rounds[ChangeCounts]):
     def __init__(self, folder: Path, seed: int, say: Say) -> None:
         super().__init__(folder, seed, say, ChangeCounts())
-        self._converted = folder / "converted"
+        self._converted = {pixels: folder / f"converted-{pixels}" for pixels in NBYTES}
         rng = np.random.default_rng(self._random.getrandbits(32))
         for i in range(6):
             path = folder / "images" / f"class{i % 5}" / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)).save(path)
-        shardio.convert(folder / "images", self._converted, size=SHAPE[:2], workers=1, shard_size=4096 + 4 * 60)
+        for pixels, converted in self._converted.items():
+            self._convert(folder / "images", converted, pixels, 4)
 
-    def _write_set(self, folder: Path, seed: int) -> Model:
+    def _convert(self, src: Any, out: Path, pixels: Pixels, most: int, **options: Any) -> None:
+        shard_size = 4096 + most * NBYTES[pixels]
+        shardio.convert(src, out, size=SHAPE[:2], pixels=pixels, workers=1, shard_size=shard_size, **options)
+
+    def _write_set(self, folder: Path, seed: int, pixels: Pixels) -> Model:
         rng = np.random.default_rng(seed)
         most = int(rng.integers(2, 12))
         arrays: dict[str, ArrayDeclaration] = {"year": ("array", "int64", ())} if rng.random() < 0.7 else {}
-        with ShardWriter(folder, SHAPE, classes=CLASSES, arrays=arrays, shard_nbytes=4096 + most * 60) as writer:
-            for split in ("train", "val")[: int(rng.integers(1, 3))]:
-                for i in range(int(rng.integers(1, 40))):
-                    image = rng.integers(0, 256, SHAPE, dtype=np.uint8)
-                    numbers: dict[str, Any] = {name: int(rng.integers(1990, 2030)) for name in arrays}
-                    label, key = int(rng.integers(0, 4)), f"{seed % 1000}/{i:02d}.png"
-                    writer.append(image, label, split=split, key=key, **numbers)
+        splits = {split: Items() for split in ("train", "val")[: int(rng.integers(1, 3))]}
+        for items in splits.values():
+            for _ in range(int(rng.integers(1, 40))):
+                numbers = {name: int(rng.integers(1990, 2030)) for name in arrays}
+                image, label = rng.integers(0, 256, SHAPE, dtype=np.uint8), int(rng.integers(0, 4))
+                items.append({"image": image, "label": label, **numbers})
+        if pixels == "yuv420":
+            self._convert(splits, folder, pixels, most, arrays=arrays)
+            return read_by_numpy(folder)
+        nbytes = 4096 + most * NBYTES[pixels]
+        with ShardWriter(folder, SHAPE, classes=CLASSES, arrays=arrays, shard_nbytes=nbytes) as writer:
+            for split, items in splits.items():
+                for i, item in enumerate(items):
+                    writer.append(split=split, key=f"{seed % 1000}/{i:02d}.png", **item)
         return read_by_numpy(folder)
 
     def run(self, sequences: int) -> ChangeCounts:
@@ -354,14 +382,17 @@ class ChangeRounds(Rounds[ChangeCounts]):
         return self.counts
 
     def _sequence(self, root: Path) -> None:
-        shutil.copytree(self._converted, root / "0")
+        pixels, other = self._random.sample(list(NBYTES), 2)
+        shutil.copytree(self._converted[pixels], root / "0")
         sets = [(root / "0", read_by_numpy(root / "0"))]
         for number in range(1, 3):
-            sets.append((root / str(number), self._write_set(root / str(number), self._random.getrandbits(32))))
+            sets.append((root / str(number), self._write_set(root / str(number), self._random.getrandbits(32), pixels)))
         drawer = Drawer(self._random)
         for number in range(3, 3 + LENGTH):
             before = hash_files(root)
             change, new = drawer.draw(sets), root / str(number)
+            if self._random.random() < 0.1:
+                self._merge_both([self._random.choice(sets)[0], self._converted[other]], new)
             self.counts.changes[change.name] += 1
             if self._random.random() < 0.2:
                 self._fail(change, new, before)
@@ -378,6 +409,19 @@ class ChangeRounds(Rounds[ChangeCounts]):
             if wrong := different(new, change.model):
                 self._violation(f"{change.name}: {wrong}")
             sets.append((new, change.model))
+
+    def _merge_both(self, folders: list[Path], new: Path) -> None:
+        """Merges sets that are stored in two ways, which must be refused and change nothing."""
+        before, told = hash_files(self.folder), "not refused"
+        self._random.shuffle(folders)
+        try:
+            shardio.merge(folders, new, only_common=True, same_keys="allow", same_images="keep")
+        except ShardioError as error:
+            told = str(error)
+        self.counts.refused += 1
+        if "--pixels" not in told or hash_files(self.folder) != before:
+            self._violation(f"merge of both kinds: {told}, changed {hash_files(self.folder) != before}")
+            shutil.rmtree(new, ignore_errors=True)
 
     def _fail(self, change: Change, new: Path, before: Mapping[str, str]) -> None:
         count, aborted = call_apart(lambda: change.call(new), new.parent, self.folder, None)

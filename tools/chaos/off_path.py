@@ -3,11 +3,13 @@
 
     python tools/chaos/off_path.py [--combinations 5000] [--seed 0] [--folder PATH]
 
-A combination takes a set that was cropped, squashed or padded, changes it up to three times, and reads it by a loader
-with random options, on one to three ranks, with a transform in some form: ours handed over or wrapped, or a foreign
-one. The reference has the source images and plain Python: it places each image as `--fit` says, follows the changes,
-and transforms each sample alone. Pixels, labels, masks and the order must be equal; or the combination must be
-refused, for the reason that the reference expects. The reasons and the pages that give them are in `REASONS`.
+A combination takes a set that was cropped, squashed or padded and is stored as rgb or yuv420, changes it up to three
+times, and reads it, or a mixture with another set, by a loader with random options, on one to three ranks, with a
+transform in some form: ours handed over or wrapped, or a foreign one. The reference has the source images and plain
+Python: it places each image as `--fit` says, stores it as docs/format.md says, follows the changes, and transforms each
+sample alone, resizing planes of yuv420 by plain arithmetic. Pixels, labels, masks and the order must be equal; or the
+combination must be refused, for the reason that the reference expects. The reasons and the pages that give them are in
+`REASONS`.
 
 Exit code 1 if anything was otherwise, or if fewer than 85% of the combinations delivered samples.
 """
@@ -22,9 +24,10 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ import torch
 from attack import Counts, Rounds, Say, make_parser, verdict
 from numpy.typing import NDArray
 from PIL import Image
+from plain_yuv420 import plain_picture, plain_rgb, plain_window, plain_yuv420
 
 import shardio
 from shardio import ShardLoader
@@ -57,14 +61,18 @@ from shardio.augment import (
     Transform,
     VerticalFlip,
     Views,
+    stage,
 )
-from shardio.conversion.options import FitMode
+from shardio.conversion.options import FitMode, Pixels
 from shardio.errors import ShardioError
+from shardio.kernels.resample import Planes
 
+STAGE: Any = stage
 SIZE = (24, 32)
 CLASSES = ("ant", "bee", "cat")
 NAMES = ("images", "labels", "arrays")
 FITS: tuple[FitMode, ...] = ("crop", "squash", "pad")
+KINDS: tuple[Pixels, ...] = ("rgb", "yuv420")
 LEAST_DELIVERED = 0.85
 
 
@@ -80,6 +88,7 @@ class Reason:
 
 REASONS = {
     "sets of other fits": Reason(ShardioError, "squash", "guide/change.md", "squash"),
+    "sets of both kinds": Reason(ShardioError, "--pixels", "guide/change.md", "--pixels"),
     "the same images": Reason(ShardioError, "same_images", "guide/change.md", "--same-images"),
     "a foreign random transform": Reason(ValueError, "PerSample", "guide/augment.md", "PerSample"),
     "a foreign transform of masks": Reason(ValueError, "only", "guide/augment.md", "gets only the images"),
@@ -101,6 +110,8 @@ class Sample:
     image: NDArray[np.uint8]
     """The source image."""
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    row: NDArray[np.uint8] | None = None
+    """The stored row of yuv420."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,11 @@ class Model:
     fit: str
     classes: tuple[str, ...]
     samples: tuple[Sample, ...]
+    pixels: str = "rgb"
     kinds: Mapping[str, str] = field(default_factory=dict)
+    shares: Mapping[str, int] = field(default_factory=dict)
+    """The sets of a mixture, whose samples follow each other. The first is `folder`, with `num_first` samples."""
+    num_first: int = 0
 
     @property
     def masks(self) -> list[str]:
@@ -170,9 +185,9 @@ class Change:
 
 
 class Changer:
-    """Draws changes of sets. `bases` are other sets, by fit and name, each with the folder of its images."""
+    """Draws changes of sets. `bases` are other sets, by fit, kind of pixels and name."""
 
-    def __init__(self, rng: random.Random, bases: Mapping[tuple[str, str], Model]) -> None:
+    def __init__(self, rng: random.Random, bases: Mapping[tuple[str, str, str], Model]) -> None:
         self._rng = rng
         self._bases = bases
 
@@ -220,8 +235,10 @@ class Changer:
 
     def merge(self, old: Model, new: Path) -> Change:
         fit = old.fit if self._rng.random() < 0.8 else self._rng.choice(FITS)
-        other = self._bases[fit, "more" if self._rng.random() < 0.8 else "again"]
+        pixels = old.pixels if self._rng.random() < 0.95 else self._rng.choice(KINDS)
+        other = self._bases[fit, pixels, "more" if self._rng.random() < 0.8 else "again"]
         reason = "sets of other fits" if fit != old.fit and "squash" in (fit, old.fit) else None
+        reason = reason if pixels == old.pixels else "sets of both kinds"
         options: dict[str, Any] = {"only_common": True, "same_keys": "allow"}
         stored = {sample.pixels.tobytes() for sample in old.samples}
         if reason is None and any(sample.pixels.tobytes() in stored for sample in other.samples):
@@ -231,8 +248,16 @@ class Changer:
                 options["same_images"] = "keep"
         # Only one of the sets has arrays, so that they are left out.
         samples = tuple(replace(sample, arrays={}) for sample in (*old.samples, *other.samples))
-        made = Model(new, old.fit, old.classes, samples)
+        made = Model(new, old.fit, old.classes, samples, old.pixels)
         return Change("merge", lambda: shardio.merge([old.folder, other.folder], new, **options), made, reason)
+
+
+def mixture_of(model: Model, other: Model, shares: tuple[int, int]) -> Model:
+    """Returns the model of a mixture of two sets."""
+    pixels = "rgb" if model.pixels == other.pixels == "rgb" else "yuv420"
+    both = dict(zip((str(model.folder), str(other.folder)), shares, strict=True))
+    samples = tuple(replace(sample, arrays={}) for sample in (*model.samples, *other.samples))
+    return replace(model, samples=samples, pixels=pixels, kinds={}, shares=both, num_first=len(model.samples))
 
 
 # --- forms of transforms ---------------------------------------------------------------------------------------------
@@ -388,7 +413,7 @@ class Reading:
     @property
     def repeats(self) -> bool:
         indices = self.options.get("indices", ())
-        return "weights" in self.options or len(set(indices)) < len(indices)
+        return bool({"weights", "epoch_batches"} & self.options.keys()) or len(set(indices)) < len(indices)
 
 
 def draw_reading(rng: random.Random, model: Model, form: Form, cache: Path) -> Reading:
@@ -403,7 +428,9 @@ def draw_reading(rng: random.Random, model: Model, form: Form, cache: Path) -> R
         "check": rng.choice(["off", "sample"]),
     }
     chance = rng.random()
-    if chance < 0.15:
+    if model.shares:
+        options |= {"tail": "drop", "epoch_batches": rng.randint(1, 6)}
+    elif chance < 0.15:
         options |= {"weights": [rng.random() + 0.01 for _ in range(count)], "shuffle": True}
     elif chance < 0.4:
         options["indices"] = rng.choices(range(count), k=count)
@@ -437,7 +464,7 @@ def read(model: Model, form: Form, reading: Reading) -> Iterator[tuple[int, int,
             return [
                 stack.enter_context(
                     ShardLoader(
-                        model.folder,
+                        model.shares or model.folder,
                         transform=form.given,
                         rank=rank,
                         world_size=reading.world_size,
@@ -489,14 +516,17 @@ def expected_batch(
     images = torch.stack([as_image(sample) for sample in samples])
     labels = torch.tensor([model.classes.index(sample.label) for sample in samples])
     arrays = {name: torch.tensor(np.stack([one.arrays[name] for one in samples])) for name in reading.arrays}
+    if model.shares:
+        arrays["source"] = (torch.tensor(indices) >= model.num_first).long()
     if form.plain is None:
         return images, labels, arrays
-    known: dict[str, Any] = {"seed": reading.options["seed"], "epoch": reading.epoch}
+    # A mixture is one endless epoch.
+    known: dict[str, Any] = {"seed": reading.options["seed"], "epoch": 0 if model.shares else reading.epoch}
     sizes = [sample.image.shape[:2] for sample in samples] if model.fit == "squash" else None
     if form.name == "mixing":
         mixed, targets = form.plain(images, labels, indices=counters, sizes=sizes, **known)
         return mixed, targets, arrays
-    if form.name == "evaluation" and not set(reading.arrays) & set(model.masks):
+    if form.name == "evaluation" and model.pixels == "rgb" and not set(reading.arrays) & set(model.masks):
         pictures = [sample.image if model.fit == "squash" else sample.pixels for sample in samples]
         return torch.cat(list(map(evaluated, pictures))), labels, arrays
     masks = [name for name in reading.arrays if model.kinds[name] == "mask"]
@@ -510,6 +540,32 @@ def expected_batch(
             parts.append((form.plain(images[one], **told), {}))
     moved = {name: joined([part[1][name] for part in parts]) for name in masks}
     return joined([part[0] for part in parts]), labels, {**arrays, **moved}
+
+
+@contextmanager
+def resizing_planes(rows: Mapping[bytes, NDArray[np.uint8]]) -> Iterator[None]:
+    """Has transforms resize planes of yuv420, by plain arithmetic. `rows` has the stored row of a picture by its bytes.
+    A wrapped transform is given pictures and resizes these."""
+    real, nbytes = STAGE.resample, math.prod(SIZE) * 3
+
+    def resample(planes: Planes, axes: Any, flips: Any, out: Any, affine: Any = None, **how: Any) -> None:
+        real(planes, axes, flips, out, affine, **how)
+        lines, resized = how.get("lines"), how.get("resized") or out.shape[1:3]
+        for i, place in enumerate(planes.places.tolist() if rows and not planes.halved else ()):
+            if (row := rows.get(planes.memory[place : place + nbytes].tobytes())) is None:
+                continue
+            kind = "cubic" if np.broadcast_to(how["cubic"], len(planes))[i] else "bilinear"
+            whole = plain_rgb(row, axes[i], resized, kind, how["antialias"], wide=False)
+            made = plain_window(whole, out.shape[1:3], how.get("first", (0, 0)), flips[i])
+            copy = np.array([[(0.0, 1.0, 0.0, side) for side in made.shape[:2]]])
+            there = out[i if lines is None else lines[i]][np.newaxis]
+            real(Planes.of_images(made[np.newaxis]), copy, np.zeros(1, bool), there, affine, cubic=False)
+
+    STAGE.resample = resample
+    try:
+        yield
+    finally:
+        STAGE.resample = real
 
 
 def joined(parts: list[Any]) -> Any:
@@ -534,16 +590,19 @@ def compare(model: Model, form: Form, reading: Reading) -> str:
     """Reads an epoch. Returns what differs from the reference; "" if nothing does."""
     options, count = reading.options, len(model.samples)
     chosen = options.get("indices", range(count))
-    total = len(chosen)
+    total, start = len(chosen), 0
     found: dict[int, int] = {}
     num_steps = -(-total // (options["batch_size"] * reading.world_size))
     if options["tail"] == "drop":
         num_steps = total // (options["batch_size"] * reading.world_size)
+    if model.shares:  # epochs are stretches of an endless one
+        num_steps = options["epoch_batches"]
+        total, start = sys.maxsize, reading.epoch * num_steps
     last = -1
     for step, rank, batch in read(model, form, reading):
         last = step
         images, labels, indices, *rest = batch
-        positions = positions_of(step, rank, reading, total)
+        positions = positions_of(start + step, rank, reading, total)
         if len(indices) != len(positions):
             return f"step {step}, rank {rank}: {len(indices)} samples, not {len(positions)}"
         for position, index in zip(positions, indices.tolist(), strict=True):
@@ -552,13 +611,19 @@ def compare(model: Model, form: Form, reading: Reading) -> str:
         if not positions:
             continue
         counters = positions if reading.repeats else indices.tolist()
-        expected = expected_batch(model, form, reading, indices.tolist(), counters)
+        seen = [model.samples[i] for i in indices.tolist() if form.name != "wrapped"]
+        with resizing_planes({sample.pixels.tobytes(): sample.row for sample in seen if sample.row is not None}):
+            expected = expected_batch(model, form, reading, indices.tolist(), counters)
         for name, one, other in zip(NAMES, (images, labels, *(rest or [{}])), expected, strict=True):
             by_pillow = form.name == "evaluation" and name == "images" and one.shape == other.shape
             if not (is_close(one, other) if by_pillow else same(one, other)):
                 return f"step {step}, rank {rank}: other {name}"
     if last + 1 != num_steps:
         return f"{last + 1} steps, not {num_steps}"
+    if model.shares:
+        of_first = len(found) * model.shares[str(model.folder)] / sum(model.shares.values())
+        is_shared = abs(sum(index < model.num_first for index in found.values()) - of_first) < 2
+        return "" if is_shared else "other shares than those of the mixture"
     if options["shuffle"] is False and found != {p: chosen[p] for p in found}:
         return "not the stored order"
     left = Counter(chosen)
@@ -574,6 +639,7 @@ def compare(model: Model, form: Form, reading: Reading) -> str:
 @dataclass
 class OffPathCounts(Counts):
     delivered: int = 0
+    mixtures: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     forms: Counter[str] = field(default_factory=Counter)
     changes: Counter[str] = field(default_factory=Counter)
@@ -583,7 +649,7 @@ class OffPathRounds(Rounds[OffPathCounts]):
     def __init__(self, folder: Path, seed: int, say: Say) -> None:
         super().__init__(folder, seed, say, OffPathCounts())
         self._what = ""
-        self._bases: dict[tuple[str, str], Model] = {}
+        self._bases: dict[tuple[str, str, str], Model] = {}
         first = draw_images(folder / "first", 1, 17)
         trees = {"main": first, "more": draw_images(folder / "more", 2, 7), "again": {}}
         # Some of the first images once more, with other keys.
@@ -592,19 +658,25 @@ class OffPathRounds(Rounds[OffPathCounts]):
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(path)
             trees["again"][str(path.relative_to(folder / "again")).encode()] = image
-        for fit in FITS:
-            for name, images in trees.items():
-                tree, out = folder / ("first" if name == "main" else name), folder / f"{fit}-{name}"
-                shardio.convert(tree, out, size=SIZE, fit=fit, workers=1, shard_size=4096 + 5 * math.prod(SIZE) * 3)
-                self._bases[fit, name] = self._model(out, fit, images)
+        for fit, pixels, (name, images) in product(FITS, KINDS, trees.items()):
+            tree, out = folder / ("first" if name == "main" else name), folder / f"{fit}-{pixels}-{name}"
+            shard_size = 4096 + 5 * math.prod(SIZE) * 3
+            shardio.convert(tree, out, size=SIZE, fit=fit, pixels=pixels, workers=1, shard_size=shard_size)
+            self._bases[fit, pixels, name] = self._model(out, fit, pixels, images)
 
-    def _model(self, out: Path, fit: str, images: Mapping[bytes, NDArray[np.uint8]]) -> Model:
+    def _model(self, out: Path, fit: str, pixels: str, images: Mapping[bytes, NDArray[np.uint8]]) -> Model:
         """Returns what must be stored in `out`. The order is the converter's to choose, and read from its index."""
         keys = [bytes(key) for key in np.load(out / "train-index.npy")["key"]]
-        samples = tuple(Sample(key, key.split(b"/")[0].decode(), placed(images[key], fit), images[key]) for key in keys)
         if sorted(keys) != sorted(images):
             self._violation(f"{out.name}: other keys than the images have")
-        return Model(out, fit, CLASSES, samples)
+        samples = []
+        for key in keys:
+            picture, row = placed(images[key], fit), None
+            if pixels == "yuv420":
+                row = plain_yuv420(picture)
+                picture = plain_picture(row)
+            samples.append(Sample(key, key.split(b"/")[0].decode(), picture, images[key], row=row))
+        return Model(out, fit, CLASSES, tuple(samples), pixels)
 
     def run(self, combinations: int) -> OffPathCounts:
         for _ in range(combinations):
@@ -622,20 +694,25 @@ class OffPathRounds(Rounds[OffPathCounts]):
 
     def _combine(self, root: Path) -> None:
         rng = self._random
-        model = self._bases[rng.choice(FITS), "main"]
+        model = self._bases[rng.choice(FITS), rng.choice(KINDS), "main"]
         changed = []
         for number in range(rng.randint(0, 3)):
             change = Changer(rng, self._bases).draw(model, root / str(number))
             changed.append(change.name)
-            self._what = f"{model.fit}, {changed}"
+            self._what = f"{model.fit}, {model.pixels}, {changed}"
             self.counts.changes[change.name] += 1
             if self._refuses(change.reason, change.call):
                 return
             model = change.model
+        if rng.random() < 0.15:
+            other = self._bases[model.fit, rng.choice(KINDS), "more"]
+            model = mixture_of(model, other, (rng.randint(1, 4), rng.randint(1, 4)))
+            self.counts.mixtures += 1
         form = draw_form(rng, model)
         reading = draw_reading(rng, model, form, self.folder / "cache")
         self.counts.forms[form.name] += 1
-        self._what = f"{model.fit}, {changed}, {form.name} {form.given!r}, {reading}"
+        shares = list(model.shares.values())
+        self._what = f"{model.fit}, {model.pixels}, {changed}, {shares}, {form.name} {form.given!r}, {reading}"
         wrong = ""
 
         def read_all() -> None:
