@@ -6,6 +6,9 @@ IMAGES are repeated until there are `--count`. Rates are images per second; rati
 rgb. Batches come from the page cache, by as many threads as there are cores: whole images, crops of 7/8 of the side
 with a flip, random-resized crops with a flip, and these normalized. Staging ends when the copy is on the disk.
 
+With --memory, only whole batches of a set that is larger than the memory are read, from the disk, in a cgroup with a
+limit (as root): before each epoch the set leaves the page cache.
+
 With --slipstream, a shared library of libslipstream/libslipstream.cpp of harvard-visionlab/slipstream, one core makes
 the boxes of RandomResizedCrop from rows in memory: the kernel in C, from rows of both kinds; and the functions of
 slipstream, which make the whole picture RGB (yuv420p_to_rgb_buffer), and then crop and resize it (resize_crop).
@@ -16,13 +19,15 @@ from __future__ import annotations
 import argparse
 import ctypes
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
-from common import BUILD, describe_machine, in_turn, print_ratios
+from common import BUILD, cgroup, describe_machine, in_turn, leave_the_page_cache, print_ratios
 
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomCrop, RandomResizedCrop, Transform
 from shardio.augment.boxes import Draws, Looks
@@ -52,6 +57,14 @@ def staged(path: Path, cache: Path, count: int) -> int:
     shutil.rmtree(cache, ignore_errors=True)
     stage(path, cache)
     return count
+
+
+def cold_rate(path: Path, procs: Path) -> float:
+    """Returns the images per second of an epoch in a process of the cgroup, once the set has left the page cache."""
+    leave_the_page_cache(path)
+    words = [sys.executable, __file__, "--epoch", path, path]
+    join = partial(procs.write_text, "0")
+    return float(subprocess.run([*map(str, words)], check=True, preexec_fn=join, stdout=subprocess.PIPE).stdout)
 
 
 def boxes_on_one_core(library: Path, path: Path, plain: Path, crop: int, rounds: int) -> None:
@@ -107,8 +120,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=4000)
     parser.add_argument("--size", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--memory", type=float, metavar="GB")
     parser.add_argument("--slipstream", type=Path, metavar="LIBRARY")
+    parser.add_argument("--epoch", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.epoch is not None:
+        print(in_turn({"epoch": partial(epoch, options.epoch, None)}, 1)["epoch"][0])
+        return
     print(describe_machine())
     folder = BUILD / "halved"
     shutil.rmtree(folder, ignore_errors=True)
@@ -130,6 +148,17 @@ def main() -> None:
         **{name: {kind: partial(epoch, sets[kind], made) for kind in KINDS} for name, made in transforms.items()},
         "staging": {kind: partial(staged, sets[kind], folder / f"cache-{kind}", options.count) for kind in KINDS},
     }
+    if options.memory is not None:
+        for kind in KINDS:
+            groups["conversion"][kind]()
+        rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        with cgroup(int(options.memory * 1e9)) as procs:
+            for _ in range(options.rounds):
+                for kind in KINDS:
+                    rates[kind].append(cold_rate(sets[kind], procs))
+        print_ratios(rates, "rgb", "images/s")
+        shutil.rmtree(folder)
+        return
     for name, ways in groups.items():
         in_turn(ways, 1)
         print(name)
