@@ -284,7 +284,9 @@ class Breaking(Rounds[Counts]):
             hurt = hurt or (
                 fault in ("killed", "stopped") and not victim and "start all ranks at the same time" in str(told)
             )
-            if self._trains and fault == "intruder":  # a loader does not begin without the others
+            hurt = hurt or (rank == victim and code == -signal.SIGUSR1)  # cut off before it was ready for it
+            if self._trains and fault in ("intruder", "killed", "stopped", "paused", "cut off"):
+                # A loader does not begin without the others.
                 words = ("make their loaders in the same order", "start all ranks at the same time")
                 hurt = hurt or any(each in str(told) for each in words)
             where = f"{fault} at node {victim} after {after:.2f} s"
