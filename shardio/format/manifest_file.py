@@ -13,7 +13,7 @@ from pathlib import Path
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, did_you_mean, first_of, show
 from shardio.format.layout import MANIFEST_NAME, MAX_MANIFEST_NBYTES, WORK_FOLDER
 from shardio.format.manifest import Manifest, parse_manifest
-from shardio.system.files import fsync_file, write_atomic
+from shardio.system.files import write_atomic
 from shardio.system.opening import FileAt, FolderHandle, at, naming, open_regular
 
 # Bytes of a shard in manifest.json in addition to its name.
@@ -123,14 +123,15 @@ def commit_manifest(folder: Path | FolderHandle, manifest: Manifest) -> None:
     except FormatError as error:
         raise FormatError(f"{path}: {error}; nothing is published") from None
     for entry in manifest.files:
-        try:
-            with contextlib.suppress(FormatError):  # there is no such file
-                fsync_file(folder / entry.file)
-        except OSError:
-            name, opened = at(folder / entry.file)
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=opened)
-            raise
+        place = folder / entry.file
+        with contextlib.suppress(FormatError), naming(place), open_regular(place)[0] as file:  # if there is such a file
+            try:
+                os.fsync(file.fileno())
+            except OSError:
+                name, opened = at(place)
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=opened)
+                raise
     write_atomic(path, data)
 
 

@@ -21,12 +21,14 @@ from shardio.changes.merge import merge
 from shardio.conversion.convert import convert
 from shardio.conversion.repair import repair
 from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.format import manifest_file
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest_file import load_manifest
 from shardio.sets import new_folder
 from shardio.sets.publish import publish
 from shardio.sets.selection import Selection
 from shardio.sets.verify import verify
+from shardio.system.opening import open_regular
 
 
 class PageCache:
@@ -180,11 +182,18 @@ def test_a_file_taken_over_that_cannot_be_synced_is_written_again(
         if os.readlink(f"/proc/self/fd/{descriptor}") == str(file):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
+    def opened(place: Any) -> Any:
+        if place == file:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return open_regular(place)
+
     convert_parts(tree, out, 1, 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
-        with pytest.raises(OSError, match=file.name):
-            convert_parts(tree, out, 3)
+    for module, name, failing in ((manifest_file, "open_regular", opened), (os, "fsync", fsync)):
+        assert file.exists()
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, failing)
+            with pytest.raises(OSError, match=file.name):
+                convert_parts(tree, out, 3)
     assert not file.exists()
     convert_parts(tree, out, 1, 2, 3)
     monkeypatch.setattr(os, "fsync", fsync)
