@@ -23,7 +23,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -266,7 +266,7 @@ class Failer:
         counts = self.counts
         place = self._begin(job.scenario)
         out = place / "out"
-        unread = False
+        unread, unsynced = False, set[tuple[str, str]]()
         for fault in job.faults:
             before = recorded(out)
             told, code = in_child(partial(convert_with, job.scenario, self.images, place, fault))
@@ -281,10 +281,12 @@ class Failer:
                 unread |= told["failed"][0][1].startswith(f"{self.images}/")
                 if unread and told["outcome"] == "done":
                     break  # it was refused instead of a bad one: that is another set
-                self._check_files(job, out, before, told, unread)
+                # What could not be synced is made again, with its shard: its pages are called clean, whatever is there.
+                unsynced |= {split_and_number(Path(path).name) for call, path in told["failed"] if call == "fsync"}
+                self._check_files(job, out, before, told, unread, unsynced)
         else:
             counts.temporary += len(list(out.rglob(".*.tmp")))
-            self._check_end(job, out, unread)
+            self._check_end(job, out, unread, unsynced)
         shutil.rmtree(place)
 
     def _check_outcome(self, job: Job, fault: Fault, told: Mapping[str, Any]) -> None:
@@ -298,7 +300,15 @@ class Failer:
             if outcome == "refused" and not any(str(place) in message for place in (self.folder, self.images)):
                 self.counts.violation("other", f"{job}: the error of {call} names no file: {detail}")
 
-    def _check_files(self, job: Job, out: Path, before: set[str], told: Mapping[str, Any], unread: bool) -> None:
+    def _check_files(
+        self,
+        job: Job,
+        out: Path,
+        before: set[str],
+        told: Mapping[str, Any],
+        unread: bool,
+        unsynced: Set[tuple[str, str]],
+    ) -> None:
         whole = (out / "manifest.json").exists()
         faults = torn_files(out, self.references / job.scenario.name)
         if not whole:
@@ -312,10 +322,11 @@ class Failer:
             self.counts.violation("lost", f"{job}: the set was published, and is gone")
         if not whole:
             kept = {name for name in recorded(out) if (out / name).exists()}
-            if gone := (before | set(told["finished"]) | recorded(out)) - kept:
+            gone = (before | set(told["finished"]) | recorded(out)) - kept
+            if gone := {name for name in gone if split_and_number(name) not in unsynced}:
                 self.counts.violation("lost", f"{job}: finished shards are gone: {sorted(gone)}")
 
-    def _check_end(self, job: Job, out: Path, unread: bool) -> None:
+    def _check_end(self, job: Job, out: Path, unread: bool, unsynced: Set[tuple[str, str]]) -> None:
         """Does the same conversion on a disk that works. It must end with the same files, and keep finished shards."""
         before = recorded_shards(out)
         told, code = in_child(partial(go_on, job.scenario, self.images, out))
@@ -332,8 +343,14 @@ class Failer:
             if different := different_files(hash_files(out), self._expected[name]):
                 self.counts.violation("other", f"{job}: then other files than the undisturbed set's: {different}")
             again = [one for one, inode in before.items() if (out / one).stat().st_ino != inode]
+            again = [name for name in again if split_and_number(name) not in unsynced]
             if again and not unread:
                 self.counts.violation("lost", f"{job}: finished shards were made again: {again}")
+
+
+def split_and_number(name: str) -> tuple[str, str]:
+    """Returns what the names of a shard and of its arrays' files have in common."""
+    return name.partition("-")[0], name.rpartition("-")[2]
 
 
 def all_points(calls: Mapping[Scenario, Sequence[str]], seed: int, only: str) -> list[Job]:
