@@ -188,12 +188,9 @@ def _estimated(report: Estimate, src: Path, out: Path | None) -> Iterator[str]:
     if report.short_sides:
         low, middle, high = report.short_sides
         yield f"  sides   the shorter ones: {middle} pixels in the median, {low} to {high} for most"
-    other = "".join(
-        f"; {bytes_text(nbytes)} with --pixels {pixels}"
-        for pixels, nbytes in report.nbytes_as.items()
-        if nbytes != report.nbytes
-    )
-    yield f"  set     {bytes_text(report.nbytes)} in {counted(report.num_shards, 'shard')}{other}"
+    others = {pixels: nbytes for pixels, nbytes in report.nbytes_as.items() if nbytes != report.nbytes}
+    more = "".join(f"; {bytes_text(nbytes)} with --pixels {pixels}" for pixels, nbytes in others.items())
+    yield f"  set     {bytes_text(report.nbytes)} in {counted(report.num_shards, 'shard')}{more}"
     if report.spool_nbytes:
         what = f"{noun}s out of {report.source}"
         yield f"  copies  {bytes_text(report.spool_nbytes)} of {what}, until the set is published"

@@ -102,8 +102,7 @@ class ConvertOptions:
         "rgb",
         "rgb: three bytes a pixel. yuv420: half of that, with color at half the height and width, as in most JPEGs.",
     )
-    """Choose "yuv420" for a set of half the size, read in half the time from a disk; docs/guide/sizing.md has what it
-    costs. Height and width must be even."""
+    """Choose "yuv420" for a set of half the size; docs/guide/sizing.md has what it costs. The size must be even."""
     shard_size: int = _option(
         1 << 30, "Maximum size of a shard file. A shard also has at most 16,384 samples.", metavar="SIZE"
     )
@@ -169,7 +168,8 @@ class ConvertOptions:
             value = getattr(self, one.name)
             if (literal := literal_of(one)) is not None and (value is not None or one.default is not None):
                 check_choice(one.name, value, literal)
-        if self.pixels == "yuv420" and any(type(side) is int and side % 2 for side in self.size or ()):  # type: ignore[union-attr]
+        sides = self.size if isinstance(self.size, tuple) else ()
+        if self.pixels == "yuv420" and any(type(side) is int and side % 2 for side in sides):
             raise ValueError(
                 f"pixels 'yuv420' needs an even height and width, as 2 x 2 pixels share their color; found size "
                 f"{self.size}: choose an even size, or pixels 'rgb'"
