@@ -73,6 +73,8 @@ class BenchResult:
     num_samples: int
     sample_shape: SampleShape | tuple[int]
     """(height, width, channels); of samples without pixels, (bytes of a sample,)."""
+    sample_nbytes: int
+    """The bytes of a stored sample."""
     resident_share: float | None
     """The share of the split that was in the page cache before the benchmark; None if unknown."""
     machine: dict[str, Any]
@@ -91,7 +93,7 @@ class BenchResult:
 
     def gigabytes_per_second(self, speed: Speed) -> float:
         """Returns the speed in gigabytes per second, counting the stored bytes of the samples."""
-        return speed.images_per_second * math.prod(self.sample_shape) / 1e9
+        return speed.images_per_second * self.sample_nbytes / 1e9
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -150,6 +152,7 @@ def bench(
         chosen = {"batch_size": size, "prefetch": loader.prefetch}
     why_not = limits.why_no_direct_reads(shards)
     nbytes = limits.nbytes_of(shards)
+    shape = shards.sample_shape if shards.has_pixels else (nbytes,)
     # Each function takes a seed, and returns the steps of a limit.
     ways: dict[LimitKind, Callable[[int], Steps]] = {
         "memcpy": lambda seed: limits.memcpy(nbytes),
@@ -158,13 +161,14 @@ def bench(
     if why_not is None:
         ways["direct"] = lambda seed: limits.direct_reads(shards, seed)
     if device.type != "cpu":
-        ways["pinned_copy"] = lambda seed: limits.pinned_copies(device, size, nbytes)
+        ways["pinned_copy"] = lambda seed: limits.pinned_copies(device, size, math.prod(shape))
     result = BenchResult(
         path=os.fspath(path),
         split=split,
         digest=shards.digest,
         num_samples=len(shards),
-        sample_shape=shards.sample_shape if shards.has_pixels else (nbytes,),
+        sample_shape=shape,
+        sample_nbytes=nbytes,
         resident_share=resident_share_of(shards, shards.main_tables),
         machine=_machine(shards, device),
         rounds=rounds,

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from halved import make_halved_set
 from simulated_cuda import Simulation
 
 import shardio.measure.bench
@@ -211,6 +212,13 @@ def test_a_limit_that_cannot_be_measured_is_left_out_with_its_reason(
     assert "left out: O_DIRECT reads: O_DIRECT does not work on oldfs" in summary(report)
 
 
+def test_gigabytes_are_of_stored_bytes(tmp_path: Path) -> None:
+    found = quick(make_halved_set(tmp_path / "halved", 30)).to_dict()
+    for speed in (*found["limits"].values(), found["loader"]):
+        stored = speed["images_per_second"] * 10 * 14 * 1.5e-9
+        assert speed["gigabytes_per_second"] == pytest.approx(stored, rel=1e-3)
+
+
 def test_json_has_everything(path: Path) -> None:
     found = json.loads(json.dumps(quick(path, rounds=2).to_dict()))
     assert (found["path"], found["split"], found["num_samples"]) == (str(path), "train", 30)
@@ -277,7 +285,8 @@ def test_the_table_has_a_line_of_at_most_100_characters_for_every_speed() -> Non
     machine = {"cores": 128, "filesystem": "fuse.sshfs", "gpu": "NVIDIA H200"}
     options = {"device": "cuda:0", "batch_size": 2048, "prefetch": 16, "num_threads": 16, "io": "direct"}
     report = BenchResult(
-        *("out", "train", "0", 10**7, (2048, 2048, 3), 0.5, machine, 7, 0.5, {**options, "io_reason": "why"}, {}),
+        *("out", "train", "0", 10**7, (2048, 2048, 3), 2048**2 * 3),
+        *(0.5, machine, 7, 0.5, {**options, "io_reason": "why"}, {}),
         dict.fromkeys(kinds, fast),
         {},
         Speed([2 / 1_234_567], [0.001]),
