@@ -166,6 +166,9 @@ class Pool:
         """Does a task that ran when the pool broke, while no other task runs. Raises BrokenExecutor if it cannot."""
         raise BrokenExecutor("the pool cannot be started again.")
 
+    def forget(self, future: Future[ShardRecord]) -> None:
+        """Lets go of a future whose result was taken."""
+
     def cancel(self, futures: Iterable[Future[ShardRecord]]) -> None:
         """Cancels the futures whose tasks have not begun."""
         for future in futures:
@@ -213,6 +216,7 @@ def run_on_pool(
                 number = running.pop(done)
                 try:
                     made = {number: _result(done, tasks[number], run_file)}
+                    pool.forget(done)
                 except BrokenExecutor:
                     lost = [number, *running.values()]
                     running, finished = {}, queue.SimpleQueue()
@@ -390,6 +394,10 @@ class _Cluster(Pool):
         # Not by `client.get_executor()`: its futures never end if the scheduler goes away while it sends a result.
         # The result is no Future of the standard library, but has all that is asked of one.
         return self._client.submit(call, *arguments, pure=False, retries=_RETRIES)  # type: ignore[return-value]
+
+    def forget(self, future: Future[ShardRecord]) -> None:
+        # Or its finalizer does so, and swallows a Ctrl-C that comes meanwhile.
+        future.release()  # type: ignore[attr-defined]
 
     def cancel(self, futures: Iterable[Future[ShardRecord]]) -> None:
         self._client.cancel(list(futures))
