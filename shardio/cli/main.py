@@ -30,6 +30,7 @@ from shardio.cli.output import say
 from shardio.cli.share import evict, list_sets, publish, stage
 from shardio.cli.train import bench, replay
 from shardio.cli.view import report, view
+from shardio.conversion.sources.doubt import DoubtError
 from shardio.errors import LONGEST_LINE, ShardioError, did_you_mean, printable, shortened
 from shardio.system.opening import limit_hint
 from shardio.version import __version__
@@ -145,7 +146,8 @@ def _run() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ShardioError as error:
-        click.echo(f"shardio: error: {error}", err=True)
+        text = str(error.with_args(sys.argv[1:]) if isinstance(error, DoubtError) else error)
+        click.echo(f"shardio: error: {text}", err=True)
         return 1
     except OSError as error:
         # EAGAIN: no process can be started.

@@ -22,6 +22,7 @@ from shardio.conversion.estimate import estimate
 from shardio.conversion.options import EmptyClasses
 from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Collection
+from shardio.conversion.sources.doubt import DoubtError
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import ConvertError, SourceError
 from shardio.reading.shardset import open_shards
@@ -55,14 +56,17 @@ def test_both_commands_that_a_refusal_names_work_and_their_sets_are_repaired(tmp
         lambda: convert(src, tmp_path / "out", **OPTIONS),
         lambda: estimate(src, seconds=0.01),
     ):
-        with pytest.raises(SourceError, match="expected class folders in 'test'") as caught:
+        with pytest.raises(DoubtError, match="expected class folders in 'test'") as caught:
             call()
     assert not (tmp_path / "out").exists()
-    for labels, unlabeled in (("folders", ("test",)), ("none", ("train", "test"))):
-        command = f"`shardio convert '{src}' OUT --labels {labels}`"
-        assert command in str(caught.value)
+    doubt = caught.value.with_args(["convert", str(src), "OUT", "--size", "8", "--labels=folders"])
+    for words, (labels, unlabeled) in zip(
+        doubt.commands, (("folders", ("test",)), ("none", ("train", "test"))), strict=True
+    ):
+        assert f": shardio {shlex.join(words)}" in str(doubt)
         out = tmp_path / labels
-        words = [*shlex.split(command.strip("`"))[1:3], str(out), "--labels", labels, "--size", "8"]
+        assert words == ("convert", str(src), "OUT", "--size", "8", "--labels", labels)
+        words = tuple(str(out) if word == "OUT" else word for word in words)
         done = CliRunner().invoke(cli, words, catch_exceptions=False)
         assert {line.split()[0] for line in done.output.splitlines() if "without labels" in line} == set(unlabeled)
         shards = {split: open_shards(out, split) for split in ("train", "test")}

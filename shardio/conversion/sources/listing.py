@@ -7,7 +7,6 @@ ambiguous layouts. A scan only lists each image: its key, SRC's word for its spl
 from __future__ import annotations
 
 import os
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 from shardio.conversion.arrays import Label
 from shardio.conversion.options import EmptyClasses, Labels
 from shardio.conversion.sources.collection import Collection, Fault, Place, Source
+from shardio.conversion.sources.doubt import DoubtError, Reading
 from shardio.conversion.sources.names import (
     DEFAULT_SPLIT,
     Numbering,
@@ -202,8 +202,7 @@ class Listing:
             named = ", ".join(map(repr, words))
             doubts.append(f"expected names of classes, found names of splits ({named}), which would become classes")
         if doubts:
-            command = f"shardio convert {shlex.quote(str(self.src))} OUT --labels"
-            way = "Rename these classes. Or, to convert the images without labels, run "
-            if self.known.kind in KINDS_OF_FOLDERS:
-                way = f"If folders are classes, run `{command} folders`. To convert all images without labels, run "
-            raise SourceError(f"{self.src}: {'; '.join(doubts)}. {way}`{command} none`")
+            none = Reading("no image has a label", {"--labels": "none"})
+            folders = Reading("folders are classes", {"--labels": "folders"})
+            is_folder = self.known.kind in KINDS_OF_FOLDERS
+            raise DoubtError(self.src, "; ".join(doubts), [folders, none] if is_folder else [none])

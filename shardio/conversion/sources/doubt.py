@@ -1,0 +1,59 @@
+"""A doubt about what SRC means, with each reading and the command that says it. This module reads no file."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from shardio.errors import SourceError
+
+
+class Reading(NamedTuple):
+    """One meaning that SRC may have, and the SRC and options of `convert` with which it has that meaning."""
+
+    meaning: str
+    """What is then so, such as "these 2 folders are classes"."""
+    options: Mapping[str, str | None]
+    """The value of each option, by its name with dashes. None: the option must not be given."""
+    src: str | Path | None = None
+    """Another SRC; None for the same."""
+
+
+class DoubtError(SourceError):
+    """SRC may mean several things. The message has a line for each of `readings`, with a command to copy."""
+
+    def __init__(self, src: str | Path, found: str, readings: Sequence[Reading], args: Sequence[str] = ()) -> None:
+        self.src, self.found, self.readings = str(src), found, tuple(readings)
+        self.commands = tuple(_command(args or ("convert", self.src, "OUT"), self.src, one) for one in readings)
+        """The arguments of `shardio` for each reading."""
+        lines = (
+            f"if {reading.meaning}: shardio {shlex.join(command)}"
+            for reading, command in zip(self.readings, self.commands, strict=True)
+        )
+        super().__init__(f"{src}: {found}", *lines)
+
+    def with_args(self, args: Sequence[str]) -> DoubtError:
+        """Returns the error with commands that keep the other options of `args`, the arguments of `shardio`."""
+        return DoubtError(self.src, self.found, self.readings, args)
+
+
+def _command(args: Sequence[str], src: str, reading: Reading) -> tuple[str, ...]:
+    kept = tuple(_without(args, reading.options))
+    if reading.src is not None:
+        kept = tuple(str(reading.src) if os.path.abspath(arg) == src else arg for arg in kept)
+    given = ((name, value) for name, value in reading.options.items() if value is not None)
+    return (*kept, *(word for pair in given for word in pair))
+
+
+def _without(args: Sequence[str], names: Mapping[str, object]) -> Iterator[str]:
+    """Yields the arguments but for the options `names`, each of which has one value."""
+    rest = iter(args)
+    for arg in rest:
+        name, is_joined, _ = arg.partition("=")
+        if name not in names:
+            yield arg
+        elif not is_joined:
+            next(rest, None)
