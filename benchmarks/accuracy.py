@@ -175,17 +175,18 @@ def make_network(num_classes: int) -> nn.Module:
     return nn.Sequential(*layers).to(memory_format=torch.channels_last)
 
 
-def trained(way: Way, num_classes: int, seed: int, epochs: int, steps: int, rate: float) -> nn.Module:
-    """Trains for `epochs` epochs, which together have `steps` batches."""
+def trained(way: Way, num_classes: int, seed: int, steps: int, options: argparse.Namespace) -> nn.Module:
+    """Trains for `options.epochs` epochs, which together have `steps` batches."""
     torch.manual_seed(seed)
     network = make_network(num_classes)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=rate, total_steps=steps)
-    for epoch in range(epochs):
+    optimizer = torch.optim.AdamW(network.parameters(), lr=options.rate, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=options.rate, total_steps=steps)
+    for epoch in range(options.epochs):
         with closing(way.train(seed, epoch)) as batches:  # type: ignore[type-var]
             for images, labels in batches:
-                logits = network(images.contiguous(memory_format=torch.channels_last))
-                loss = nn.functional.cross_entropy(logits, labels)
+                with torch.autocast("cpu", torch.bfloat16, enabled=options.bfloat16):
+                    logits = network(images.contiguous(memory_format=torch.channels_last))
+                    loss = nn.functional.cross_entropy(logits, labels)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -249,6 +250,7 @@ def main() -> None:
     parser.add_argument("--narrow", type=int, metavar="PIXELS", help="cut one side of each picture to this")
     parser.add_argument("--scale", type=float, default=0.08, help="smallest share of a picture to crop (%(default)s)")
     parser.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate (%(default)s)")
+    parser.add_argument("--bfloat16", action="store_true", help="train with autocast, for CPUs that multiply bfloat16")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch, and of Pillow (%(default)s)")
     parser.add_argument("--randaugment", action="store_true", help="augment further; needs torchvision")
     parser.add_argument(
@@ -293,7 +295,7 @@ def run(ways: dict[str, Way], tree: Path, options: argparse.Namespace) -> None:
             if name == "JPEGs" and options.jpeg_seeds is not None and seed >= options.jpeg_seeds:
                 continue
             start = time.perf_counter()
-            network = trained(way, num_classes, seed, options.epochs, steps, options.rate)
+            network = trained(way, num_classes, seed, steps, options)
             seconds = time.perf_counter() - start
             own[name].append(accuracy(network, way.val))
             jpegs[name].append(accuracy(network, ways["JPEGs"].val))
