@@ -27,7 +27,7 @@ from shardio.conversion.sources.names import (
     number_labels,
     numbers_up_to,
 )
-from shardio.conversion.sources.table import Faults
+from shardio.conversion.sources.rows import Faults
 from shardio.errors import SourceError, first_of
 from shardio.format.layout import LABELS_NAME
 from shardio.format.parse import first_repeated
