@@ -86,6 +86,11 @@ def _noun(source: str) -> str:
     return "sample" if source in ("arrays", "npy", "npz") else "image"
 
 
+def _ignored(report: ConvertReport | Estimate) -> Iterator[str]:
+    for reason, count in report.ignored.items():
+        yield f"  ignored {count:,}: {reason}, such as {', '.join(report.ignored_examples[reason])}"
+
+
 def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
     from shardio.conversion.images.decode import JUNK
 
@@ -100,13 +105,12 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
         yield f"  {name:<8}{counted(count, 'sample'):>20}{', without labels' if name in report.unlabeled else ''}"
     digest = f", digest {report.digest[:16]}" if report.digest else ""
     yield f"  {counted(report.num_shards, 'shard')}, {bytes_text(report.nbytes)} in {out}{digest}"
-    for what, counts, where in (
-        ("refused", report.refused, f", listed in {out / 'rejects.jsonl'}" if report.digest else ""),
-        ("mended", {JUNK: len(report.mended)} if report.mended else {}, ""),
-        ("ignored", report.ignored, ""),
-    ):
-        if counts:
-            yield f"  {what} {sum(counts.values()):,}: {counts_text(counts)}{where}"
+    if report.refused:
+        where = f", listed in {out / 'rejects.jsonl'}" if report.digest else ""
+        yield f"  refused {sum(report.refused.values()):,}: {counts_text(report.refused)}{where}"
+    if report.mended:
+        yield f"  mended {len(report.mended):,}: {JUNK}"
+    yield from _ignored(report)
     yield from (f"  note    {note}" for note in report.notes)
     by_warning: dict[str, list[str]] = {}
     for warned in report.warned:
@@ -179,8 +183,7 @@ def _estimated(report: Estimate, src: Path, out: Path | None) -> Iterator[str]:
         yield f"  {name:<8}{counted(split.num_sources, noun):>19}, {sizes}"
     for note in report.notes:
         yield f"  note    {note}"
-    if report.ignored:
-        yield f"  ignored {counts_text(report.ignored)}"
+    yield from _ignored(report)
     if report.refused:
         yield f"  refused, of {report.num_measured:,} that were tried: {counts_text(report.refused)}"
         yield f"  bad     {_verdict_on_bad(report)}"

@@ -58,6 +58,7 @@ class Estimate:
     notes: tuple[str, ...]
     """In words, what the conversion has guessed about SRC, such as the column of the labels."""
     ignored: Mapping[str, int]
+    ignored_examples: Mapping[str, Sequence[str]]
     source_nbytes: int | None
     """Size of the encoded images, approximate for parquet; None if it is unknown without reading them."""
     num_shards: int
@@ -139,6 +140,7 @@ def estimate(
         splits={name: _describe(collection, name, shards[name]) for name in collection.splits},
         notes=collection.notes,
         ignored=dict(collection.ignored),
+        ignored_examples=collection.ignored.examples,
         source_nbytes=collection.origin.nbytes(listed),
         num_shards=len(plan.tasks),
         nbytes=plan.nbytes,

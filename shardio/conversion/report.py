@@ -52,7 +52,9 @@ class ConvertReport:
     mended: tuple[MendedSource, ...]
     """Sources whose header had to be mended, with the reason."""
     ignored: Mapping[str, int]
-    """Entries of SRC that are not images to convert, per kind."""
+    """Entries of SRC that are not converted, per reason."""
+    ignored_examples: Mapping[str, Sequence[str]]
+    """For each reason, up to three of these entries, with different suffixes."""
     seconds: float
     num_converted: int
     """The number of sources that this call converted or refused; earlier calls did the rest."""
@@ -148,6 +150,7 @@ def report_work(
         mended=tuple(source for source in noted if source.warning.startswith(JUNK)),
         warned=tuple(source for source in noted if not source.warning.startswith(JUNK)),
         ignored=dict(plan.collection.ignored),
+        ignored_examples=plan.collection.ignored.examples,
         seconds=seconds,
         num_converted=progress.done - progress.kept,
         notes=plan.collection.notes,

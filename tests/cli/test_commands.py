@@ -49,12 +49,13 @@ def test_convert_sums_up_what_it_did_and_the_second_call_finds_nothing_to_do(ima
     words = ("convert", image_tree, tmp_path / "out", "--size", "16", "--max-bad", "1")
     result = shardio(*words)
     assert (result.returncode, result.stderr) == (0, "")  # no progress bar where there is no terminal
-    for part in ("train", "12 samples", "val", "6 samples", "2 shards", "refused 1: empty 1", "ignored 1: hidden 1"):
+    for part in ("train", "12 samples", "val", "6 samples", "2 shards", "refused 1: empty 1", "ignored 1: hidden, "):
         assert part in result.stdout
     assert "nothing to do: the set is published" in shardio(*words).stdout
     first, again = (json.loads(shardio(*words[:2], tmp_path / "json", *words[3:], "--json").stdout) for _ in range(2))
     assert first["num_samples"] == {"train": 12, "val": 6}
     assert (first["num_sources"], first["ignored"]["hidden"], first["refused"]) == (19, 1, {"empty": 1})
+    assert first["ignored_examples"] == {"hidden": ["train/n01/.hidden"]}
     assert (again["num_converted"], again["digest"]) == (0, first["digest"])
 
 
@@ -110,7 +111,7 @@ def test_plan_says_what_convert_would_do_and_writes_nothing(image_tree: Path, tm
     for part in (
         f"{image_tree}: tree, 19 images of 3 classes",
         "13 images, 4 (n02) to 5 (n01) of a class",
-        "ignored hidden 1",
+        "ignored 1: hidden, such as train/n01/.hidden\n",
         "sides   the shorter ones: ",
         "in 2 shards",
         f" at {tmp_path / 'out'}: enough",

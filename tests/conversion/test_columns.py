@@ -35,7 +35,7 @@ PATHS = ["n01/a.jpg", "n01/b.jpg", "n02/c.jpg"]
 def read(path: Path, *names: str) -> ColumnTable:
     """Returns the columns x, or those with the given names, of the sources in SPLITS."""
     table = Table(path, columns=names or ("x",))
-    tree = Collection(FileOrigin(path.parent), ("n01", "n02"), SPLITS, {})
+    tree = Collection(FileOrigin(path.parent), ("n01", "n02"), SPLITS)
     columns = describe(tree, {"": read_table(table)}).columns
     assert columns is not None
     return columns

@@ -15,7 +15,7 @@ import pytest
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import Plan, difference, library_versions, make_plan, order_sources
-from shardio.conversion.sources.collection import Collection, FileOrigin, Source
+from shardio.conversion.sources.collection import Collection, FileOrigin, Ignored, Source
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER
 
 ORIGIN, OUT = FileOrigin(Path("/src")), Path("/out")
@@ -26,7 +26,7 @@ def sources(count: int, prefix: str = "") -> tuple[Source, ...]:
 
 
 def tree(**splits: tuple[Source, ...]) -> Collection:
-    return Collection(ORIGIN, ("n0", "n1", "n2"), splits, {})
+    return Collection(ORIGIN, ("n0", "n1", "n2"), splits)
 
 
 def options(side: int = 4, per_shard: int = 10, **changes: Any) -> ConvertOptions:
@@ -200,7 +200,9 @@ def test_descriptions_of_all_these_plans_are_distinct() -> None:
 
 def test_what_is_ignored_in_the_tree_does_not_change_the_description() -> None:
     base = tree(train=sources(20))
-    assert plan_of(replace(base, ignored={"hidden": 3})).describe() == plan_of(base).describe()
+    ignored = Ignored()
+    ignored.add("hidden", ".x", 3)
+    assert plan_of(replace(base, ignored=ignored)).describe() == plan_of(base).describe()
 
 
 def test_equal_descriptions_have_no_difference() -> None:
@@ -246,8 +248,8 @@ def test_a_description_that_makes_no_sense_is_refused(change: dict[str, Any]) ->
 
 
 def test_names_that_are_no_utf8_can_be_described() -> None:
-    odd = Collection(ORIGIN, ("\udcff",), {"train": (Source(b"\xff/\xfe", 0),)}, {})
-    other = Collection(ORIGIN, ("\udcfe",), {"train": (Source(b"\xff/\xfe", 0),)}, {})
+    odd = Collection(ORIGIN, ("\udcff",), {"train": (Source(b"\xff/\xfe", 0),)})
+    other = Collection(ORIGIN, ("\udcfe",), {"train": (Source(b"\xff/\xfe", 0),)})
     assert plan_of(odd).describe() != plan_of(other).describe()
 
 

@@ -232,6 +232,11 @@ def test_files_outside_of_class_folders_are_ignored_and_counted(tmp_path: Path) 
     assert ignored(tmp_path / "split") == {"outside of class folders": 1, "not an image": 2, "hidden": 1}
 
 
+def test_the_examples_of_what_is_ignored_have_different_suffixes(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.jpg", "a/1.txt", "a/2.txt", "b.csv", "c.md", "d.xml", ".x")
+    assert scan_tree(tmp_path).ignored.examples == {"hidden": [".x"], "not an image": ["b.csv", "c.md", "d.xml"]}
+
+
 def test_fifos_and_sockets_are_ignored_without_being_opened(tmp_path: Path, open_socket: str) -> None:
     put(tmp_path, "root/a/1.jpg")
     os.mkfifo(tmp_path / "root" / "a" / "fifo.jpg")

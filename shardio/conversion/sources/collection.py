@@ -12,7 +12,9 @@ import errno
 import hashlib
 import os
 import stat
+import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -207,6 +209,35 @@ class ColumnTable:
         return {name: numbers[found] for name, numbers in self.values.items()}
 
 
+_MOST_EXAMPLES = 3
+_ignoring = threading.Lock()
+
+
+class Ignored(Counter[str]):
+    """Counts the files, folders and rows in SRC that are not converted, by reason such as "hidden". Thread safe."""
+
+    def __init__(self, root: str | Path = "") -> None:
+        super().__init__()
+        self._root = root
+        self.examples: dict[str, list[str]] = {}
+        """Up to three examples for each reason, with different suffixes, as paths in SRC."""
+
+    def add(self, reason: str, example: str | bytes, count: int = 1) -> None:
+        """Counts `count` more; `example` is the path of one of them."""
+        path = os.fsdecode(example)
+        with _ignoring:
+            self[reason] += count
+            found, suffix = self.examples.setdefault(reason, []), os.path.splitext(path)[1]
+            if len(found) < _MOST_EXAMPLES and suffix not in [os.path.splitext(one)[1] for one in found]:
+                found.append(path.removeprefix(os.path.join(self._root, "")))
+
+    def copy(self) -> Ignored:
+        made = Ignored(self._root)
+        made.update(self)
+        made.examples |= self.examples
+        return made
+
+
 @dataclass(frozen=True)
 class Collection:
     """The result of a scan of SRC: the sources, their classes, and the origin that reads them."""
@@ -216,8 +247,7 @@ class Collection:
     """The classes in the order of their numbers. Empty if sources have no classes, or if integer labels become known
     only when the images are read: the classes are then the numbers from 0 to the largest label."""
     splits: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
-    ignored: Mapping[str, int] = field(default_factory=dict)
-    """The number of files and folders in SRC that are not converted, by kind, such as "hidden"."""
+    ignored: Ignored = field(default_factory=Ignored)
     class_names: tuple[str, ...] = ()
     """A readable name of each class, in the order of `classes`, such as "tench" for n01440764; or empty."""
     kind: str = "tree"

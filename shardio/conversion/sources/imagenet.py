@@ -12,7 +12,6 @@ import io
 import os
 import re
 import zlib
-from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, read_file
+from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, Ignored, read_file
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import clutter
 from shardio.conversion.sources.rows import read_rows
@@ -46,14 +45,15 @@ def list_ilsvrc(src: Path) -> Listing:
 
     The devkit in the same folder has the labels of validation images. For training images it is optional.
     """
-    ignored: list[str] = []
+    ignored = Ignored(src)
     if src.is_dir():
         folder = src
         train, val = (path if path.exists() else None for path in (src / TRAIN_NAME, src / VAL_NAME))
         if train is None and val is None:
             raise SourceError(f"{src}: expected {TRAIN_NAME} or {VAL_NAME}, found neither")
         others = set(os.listdir(src)) - {TRAIN_NAME, VAL_NAME, *DEVKIT_NAMES}
-        ignored += (clutter(name) or "other file" for name in others)
+        for name in sorted(others):
+            ignored.add(clutter(name) or "other file", name)
     else:
         folder = src.parent
         with open_archive(src) as archive:
@@ -76,7 +76,7 @@ def list_ilsvrc(src: Path) -> Listing:
         if missing := set(range(1, len(devkit.truth) + 1)) - {_number(one.key) for one in found["val"]}:
             found_none = f"found none with number {min(missing)} ({len(missing):,} missing)"
             raise SourceError(f"{val}: expected {len(devkit.truth):,} images, one for each label, {found_none}")
-    known = Collection(FileOrigin(folder), ignored=Counter(ignored), kind="ilsvrc")
+    known = Collection(FileOrigin(folder), ignored=ignored, kind="ilsvrc")
     return Listing(src, found, known, classes, {} if devkit is None else devkit.words, has_class_folders=True)
 
 
@@ -89,14 +89,14 @@ def holds_tars(archive: Archive) -> bool:
 # --- the archives -----------------------------------------------------------------------------------------------------
 
 
-def _class_tars(train: Path, ignored: list[str]) -> dict[str, TarMember]:
+def _class_tars(train: Path, ignored: Ignored) -> dict[str, TarMember]:
     """Returns the tar inside the training archive that holds the images of each class, by class."""
     tars: dict[str, TarMember] = {}
     with open_archive(train) as archive:
         for member in members(archive, ignored):
             stem, _, suffix = os.fsdecode(os.path.basename(member.name)).rpartition(".")
             if suffix != "tar":
-                ignored.append("outside of class archives")
+                ignored.add("outside of class archives", member.name)
             elif stem in tars:
                 raise archive.error(member.offset, "only one archive of each class", f"a second archive of {stem!r}")
             else:
@@ -104,7 +104,7 @@ def _class_tars(train: Path, ignored: list[str]) -> dict[str, TarMember]:
     return tars
 
 
-def _walk_class(train: Path, name: str, tar: TarMember, ignored: list[str]) -> Generator[Found, None, None]:
+def _walk_class(train: Path, name: str, tar: TarMember, ignored: Ignored) -> Generator[Found, None, None]:
     file, folder = os.fsencode(train.name), b"train/" + os.fsencode(name)
     what = f"{train}: {os.fsdecode(tar.name)!r} in it"
     with open_archive(train, tar.offset, tar.offset + tar.nbytes, what) as archive:
@@ -112,7 +112,7 @@ def _walk_class(train: Path, name: str, tar: TarMember, ignored: list[str]) -> G
             yield Found(folder + b"/" + image.name, name, Extent(file, image.offset, image.nbytes))
 
 
-def _walk_val(val: Path, devkit: _Devkit, ignored: list[str]) -> Generator[Found, None, None]:
+def _walk_val(val: Path, devkit: _Devkit, ignored: Ignored) -> Generator[Found, None, None]:
     file = os.fsencode(val.name)
     with open_archive(val) as archive:
         for image in members(archive, ignored):
@@ -246,7 +246,9 @@ def list_kaggle(src: Path) -> Listing:
         raise SourceError(f"{images / empty[0]}: expected images, found none")
     if not found:
         raise SourceError(f"{images}: expected a folder train or val in it, found neither")
-    ignored = Counter(tree.known.ignored) + Counter({"unlabeled test image": len(tree.found.get("test", ()))})
+    ignored = tree.known.ignored
+    if test := tree.found.get("test"):
+        ignored.add("unlabeled test image", test[0].key, len(test))
     if "val" in found and found["val"][0].label is None:
         found["val"] = _solved(images, {os.path.splitext(one.key[4:])[0]: one for one in found["val"]})
     if ignored["outside of class folders"] or any(some[0].label is None for some in found.values()):
@@ -257,7 +259,7 @@ def list_kaggle(src: Path) -> Listing:
         names = dict(line.partition(" ")[::2] for line in _lines(path))
         if missing := [name for name in classes if not names.get(name)]:
             raise SourceError(f"{path}: expected a line for the class {missing[0]!r}, found none")
-    known = replace(tree.known, kind="kaggle", ignored=ignored)
+    known = replace(tree.known, kind="kaggle")
     return replace(tree, src=src, known=known, found=found, classes=classes, class_names=names, doubts=())
 
 

@@ -9,7 +9,6 @@ import contextlib
 import os
 import posixpath
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -167,7 +166,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
         if isinstance(name, bytes)
     }
     by_stem: dict[str, list[str]] = {}  # made for the first path that is not there
-    ignored = Counter(collection.ignored)
+    ignored = collection.ignored.copy()
     used: set[bytes] = set()
     listed: list[tuple[str, Found]] = []
     for given, content in tables.items():
@@ -192,7 +191,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
                 split = known_split(names[0].split("/")[0]) or DEFAULT_SPLIT
                 found = Found(os.fsencode(names[0]), None, missing, row)
             else:
-                ignored["row without an image"] += 1
+                ignored.add("row without an image", row.path)
                 continue
             listed.append((row.split or given or split, found))
         content.faults.check()
@@ -210,7 +209,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
             f"{counted(collection.num_sources, 'image')}, such as {os.fsdecode(left[0])!r}"
         )
     if left:
-        ignored["image in no table"] += len(left)
+        ignored.add("image in no table", left[0], len(left))
     rest = {split: sources for split, sources in collection.splits.items() if split not in described}
     if rest and (numbers := [content for content in contents if content.columns]):
         raise SourceError(

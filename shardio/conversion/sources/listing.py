@@ -7,7 +7,6 @@ ambiguous layouts. A scan only lists each image: its key, SRC's word for its spl
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -137,7 +136,6 @@ class Listing:
             self.known,
             classes=classes,
             splits=sources,
-            ignored=+Counter(self.known.ignored),
             class_names=tuple(self.class_names[name] for name in classes if self.class_names),
             arrays=tuple(spec for spec in self.known.arrays if not (unlabeled and spec.name == LABELS_NAME)),
         )

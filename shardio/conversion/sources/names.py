@@ -8,13 +8,13 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shardio.conversion.sources.collection import Ignored
 from shardio.errors import SourceError, counted
 from shardio.format.layout import MAX_CLASSES
 
@@ -43,17 +43,17 @@ def clutter(path: str) -> str:
     return ""
 
 
-def entries(folder: Path, ignored: Counter[str] | None = None) -> Iterator[os.DirEntry[str]]:
+def entries(folder: Path, ignored: Ignored | None = None) -> Iterator[os.DirEntry[str]]:
     """Yields the entries of a folder, unsorted and without clutter. Counts clutter by kind in `ignored`."""
     with os.scandir(folder) as found:
         for entry in found:
             if not (kind := clutter(entry.name)):
                 yield entry
             elif ignored is not None:
-                ignored[kind] += 1
+                ignored.add(kind, entry.path)
 
 
-def sorted_entries(folder: Path, ignored: Counter[str]) -> list[os.DirEntry[str]]:
+def sorted_entries(folder: Path, ignored: Ignored) -> list[os.DirEntry[str]]:
     """Returns `entries` sorted by name. Raises SourceError if the folder cannot be read."""
     try:
         return sorted(entries(folder, ignored), key=lambda entry: entry.name)

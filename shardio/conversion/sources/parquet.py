@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.sources.collection import Collection, Item, identify
+from shardio.conversion.sources.collection import Collection, Ignored, Item, identify
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import entries, known_split, sorted_entries, split_name
 from shardio.conversion.sources.spool import ParquetOrigin, TableFile, is_struct
@@ -67,7 +66,7 @@ def list_parquet(src: Path, *, unlabeled: bool = False) -> Listing:
     - A key is [SPLIT/]CLASS/NAME. NAME comes from the struct's path. If there is no path, or another image of the class
       has the same name, NAME is the number of the row in its split.
     """
-    ignored: Counter[str] = Counter()
+    ignored = Ignored(src)
     if not (src.is_dir() or src.is_file()):
         raise SourceError(f"{src}: expected a parquet file or a folder of parquet files, found no file and no folder")
     folder, names = (src, _list(src, ignored)) if src.is_dir() else (src.parent, [src.name])
@@ -89,7 +88,8 @@ def list_parquet(src: Path, *, unlabeled: bool = False) -> Listing:
     for split, group in splits.items():
         mine = {name: tables[name] for name in group}
         found = list(_find(folder, split, mine, classes))
-        ignored["row without a label"] += sum(len(table.labels) for table in mine.values()) - len(found)
+        if lacking := sum(len(table.labels) for table in mine.values()) - len(found):
+            ignored.add("row without a label", f"in {group[0]}", lacking)
         if found:
             rows[split] = found
             files |= {os.fsencode(name): table.file for name, table in mine.items()}
@@ -101,7 +101,7 @@ def list_parquet(src: Path, *, unlabeled: bool = False) -> Listing:
     return Listing(src, rows, Collection(origin, ignored=ignored, kind="parquet", notes=notes), classes or None)
 
 
-def _list(root: Path, ignored: Counter[str]) -> list[str]:
+def _list(root: Path, ignored: Ignored) -> list[str]:
     """Returns the paths of the parquet files in or below `root`, relative to `root`, sorted."""
     found, pending = [], [root]
     while pending:
@@ -112,7 +112,7 @@ def _list(root: Path, ignored: Counter[str]) -> list[str]:
             elif entry.name.endswith(_SUFFIX) and path.is_file():  # a link, too: that is how downloads are cached
                 found.append(str(path.relative_to(root)))
             else:
-                ignored["not a parquet file"] += 1
+                ignored.add("not a parquet file", entry.path)
     return sorted(found)
 
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
+from shardio.conversion.sources.collection import Ignored
 from shardio.conversion.sources.names import clutter
 from shardio.errors import SourceError
 from shardio.system.opening import open_file
@@ -134,12 +135,11 @@ def is_header(block: bytes) -> bool:
     return True
 
 
-def members(archive: Archive, ignored: list[str] | None = None) -> Iterator[TarMember]:
+def members(archive: Archive, ignored: Ignored | None = None) -> Iterator[TarMember]:
     """Yields the regular files of an archive in order. Skips folders.
 
-    With `ignored`, also skips clutter, and appends its kind to the list, which several threads may share. Raises
-    SourceError for links, devices and sparse files, for absolute names and names with "..", for damage, and if the end
-    mark is missing.
+    With `ignored`, also skips clutter, and counts it there. Raises SourceError for links, devices and sparse files, for
+    absolute names and names with "..", for damage, and if the end mark is missing.
     """
     walk = _Walk(archive)
     while (member := walk.next()) is not None:
@@ -155,7 +155,7 @@ def members(archive: Archive, ignored: list[str] | None = None) -> Iterator[TarM
             raise archive.error(member.offset, expected, f"{member.name!r:.80}")
         found = TarMember(b"/".join(parts), member.offset_data, member.size)
         if ignored is not None and (kind := clutter(os.fsdecode(found.name))):
-            ignored.append(kind)
+            ignored.add(kind, name)
         else:
             yield found
     _check_end(archive, walk.offset)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Literal
 
 from shardio.conversion.images.headers import holds_image
 from shardio.conversion.options import Labels
-from shardio.conversion.sources.collection import Collection, FileOrigin
+from shardio.conversion.sources.collection import Collection, FileOrigin, Ignored
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import Outside, by_split, in_split_order, known_split, sorted_entries
 from shardio.errors import SourceError
@@ -52,13 +51,13 @@ def list_tree(root: Path, labels: Labels | None = None, noun: _Noun = "images") 
     folders, images = scan.list(root)
     named = [name for name in folders if known_split(name)]
     all_named = len(named) == len(folders) and labels != "folders"
-    below = (entry for name in named for entry in sorted_entries(root / name, Counter()))
+    below = (entry for name in named for entry in sorted_entries(root / name, Ignored()))
     if not named or not (all_named or any(_kind(entry) == "folder" for entry in below)):
         parts = [scan.part(root, "", folders, images)]
     else:
         folder_of = by_split(root, {name: root / name for name in named})
         if strangers := [*(name for name in folders if name not in named), *images]:
-            scan.ignored["beside the folders of splits"] += len(strangers)
+            scan.ignored.add("beside the folders of splits", strangers[0], len(strangers))
             instead = f"found {strangers[0]!r} ({len(strangers):,} in all), which would be left out"
             scan.doubts.append(f"expected only folders of splits next to {named[0]!r}, {instead}")
         parts = [
@@ -72,7 +71,9 @@ def list_tree(root: Path, labels: Labels | None = None, noun: _Noun = "images") 
     scan.doubt(parts)
     classes = tuple(labeled[0].classes) if labeled else ()
     for part in labeled if labels != "none" else ():
-        scan.ignored["outside of class folders"] += len(part.images)
+        if part.images:
+            example = os.path.join(part.path, os.fsdecode(part.images[0]))
+            scan.ignored.add("outside of class folders", example, len(part.images))
         if unknown := [name for name in part.classes if name not in labeled[0].classes]:
             raise SourceError(
                 f"{part.path / unknown[0]}: expected only classes that {labeled[0].path.name!r} has, too, found the "
@@ -123,7 +124,7 @@ class _Scan:
     def __init__(self, root: Path, noun: _Noun) -> None:
         self.root = root
         self.noun = noun
-        self.ignored: Counter[str] = Counter()
+        self.ignored = Ignored(root)
         self.outside = Outside(root)
         self.doubts: list[str] = []
 
@@ -174,12 +175,12 @@ class _Scan:
     def _is_image(self, entry: os.DirEntry[str]) -> bool:
         """Whether the entry, which is not a folder, is a source. If not, counts the entry in `ignored`."""
         if _kind(entry) == "other":
-            self.ignored["not a regular file"] += 1
+            self.ignored.add("not a regular file", entry.path)
         elif (self.noun != "images" and _is_array(entry.path)) or (self.noun != "arrays" and holds_image(entry.path)):
             self.outside.look(entry.path, entry.is_symlink())
             return True
         else:
-            self.ignored[f"not an {self.noun.removesuffix('s')}"] += 1
+            self.ignored.add(f"not an {self.noun.removesuffix('s')}", entry.path)
         return False
 
     def files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
@@ -189,7 +190,7 @@ class _Scan:
             folder, above = pending.pop()
             here = _identity(folder)
             if here in above:  # a symbolic link to a folder that holds it
-                self.ignored["symlink loop"] += 1
+                self.ignored.add("symlink loop", str(folder))
                 continue
             for entry in sorted_entries(folder, self.ignored):
                 if _kind(entry) == "folder":

@@ -10,12 +10,11 @@ import glob
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from itertools import chain, islice, pairwise
 from pathlib import Path
 
-from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin
+from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, Ignored
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import NO_VECTORS, SPLIT_NAMES, known_split, sorted_entries, split_name
 from shardio.conversion.sources.tar import drain, members, open_archive
@@ -40,9 +39,7 @@ def list_webdataset(src: Path, *, unlabeled: bool = False) -> Listing:
     - A sample without an image, or without a label unless `unlabeled`, becomes a source that the conversion refuses.
     """
     folder, tars, ignored = _find_tars(src)
-    kinds: list[str] = []
-    samples = list(chain.from_iterable(drain(_walk(folder, tar, kinds, unlabeled) for tar in tars)))
-    ignored.update(kinds)
+    samples = list(chain.from_iterable(drain(_walk(folder, tar, ignored, unlabeled) for tar in tars)))
     faults = [sample.place.detail for sample in samples if isinstance(sample.place, Fault)]
     if len(faults) == len(samples):
         instead = f"none among {len(samples):,}; the first: {faults[0]}" if faults else "no sample"
@@ -84,9 +81,9 @@ def is_pattern(src: Path) -> bool:
     return _MAGIC.search(str(src)) is not None and not os.path.lexists(src)
 
 
-def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
+def _find_tars(src: Path) -> tuple[Path, list[str], Ignored]:
     """Returns (a folder, the paths of all tars relative to the folder, counts of other files by kind)."""
-    ignored: Counter[str] = Counter()
+    ignored = Ignored(src)
     if is_pattern(src):
         fixed = _MAGIC.split(str(src), maxsplit=1)[0]
         folder = Path(os.path.dirname(fixed))
@@ -107,7 +104,7 @@ def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
             if one.name.endswith(".tar"):
                 tars.append(os.path.relpath(one.path, src))
             else:
-                ignored["other file"] += 1
+                ignored.add("other file", one.path)
     if not tars:
         raise SourceError(f"{src}: expected tars in this folder or its subfolders, found none")
     return src, tars, ignored
@@ -143,8 +140,8 @@ def _expand_braces(text: str) -> Iterator[str]:
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def _walk(folder: Path, tar: str, ignored: list[str], unlabeled: bool) -> Generator[Found, None, None]:
-    """Yields the samples of a tar. Appends the kind of each other member to `ignored`.
+def _walk(folder: Path, tar: str, ignored: Ignored, unlabeled: bool) -> Generator[Found, None, None]:
+    """Yields the samples of a tar. Counts other members in `ignored`.
 
     The place of a sample is a Fault unless it has one image and one label (any labels if `unlabeled`).
     """
@@ -159,7 +156,7 @@ def _walk(folder: Path, tar: str, ignored: list[str], unlabeled: bool) -> Genera
             suffix = suffix.lower()
             is_label = suffix in ("cls", "json") and member.nbytes <= _MAX_LABEL_NBYTES
             if suffix not in _IMAGE_SUFFIXES and not is_label:
-                ignored.append("neither image nor label")
+                ignored.add("neither image nor label", name)
                 continue
             images, from_cls, from_json = found.setdefault(above + slash + stem, ([], [], []))
             if not is_label:
@@ -171,7 +168,7 @@ def _walk(folder: Path, tar: str, ignored: list[str], unlabeled: bool) -> Genera
     for name, (images, from_cls, from_json) in found.items():
         labels = from_cls or from_json
         if not (images or labels):
-            ignored.append("neither image nor label")
+            ignored.add("neither image nor label", name)
             continue
         label = labels[0] if labels else None
         one = Found(os.fsencode(images[0][0] if images else name), label if isinstance(label, str) else None, None, tar)
