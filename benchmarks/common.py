@@ -10,12 +10,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tqdm import tqdm
 
+from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.format.layout import MANIFEST_NAME
 
@@ -37,12 +41,28 @@ def describe_gpu(device: torch.device) -> str:
     return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
 
 
-def generated_set(num_samples: int, size: int, shard_nbytes: int = 1 << 30) -> Path:
+@dataclass(frozen=True)
+class _Noise:
+    """A dataset of random pixels."""
+
+    num_samples: int
+    shape: tuple[int, int, int]
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, i: int) -> tuple[NDArray[np.uint8], int]:
+        return np.random.default_rng(i).integers(0, 256, self.shape, dtype=np.uint8), i % 1000
+
+
+def generated_set(num_samples: int, size: int, shard_nbytes: int = 1 << 30, pixels: Any = "rgb") -> Path:
     """Returns a set of random pixels, `size` x `size` x 3, in 1000 classes. It is written once, and then found."""
-    out = BUILD / f"generated-{num_samples}-{size}-{shard_nbytes}"
+    out = BUILD / f"generated-{num_samples}-{size}-{shard_nbytes}{f'-{pixels}' * (pixels != 'rgb')}"
+    shape = (size, size, 3)
+    if pixels != "rgb" and not (out / MANIFEST_NAME).exists():
+        convert(_Noise(num_samples, shape), out, size=size, pixels=pixels, shard_size=shard_nbytes)
     if not (out / MANIFEST_NAME).exists():
         rng = np.random.default_rng(0)
-        shape = (size, size, 3)
         with ShardWriter(out, shape, shard_nbytes=shard_nbytes) as writer:
             for i in tqdm(range(num_samples), desc="generating", disable=None):
                 writer.append(rng.integers(0, 256, shape, dtype=np.uint8), i % 1000)

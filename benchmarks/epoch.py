@@ -1,8 +1,8 @@
 """A whole epoch of a set that is larger than the memory, from the disk, with and without the standard transform.
 
-    python benchmarks/epoch.py [--samples 250000] [--size 256] [--rounds 5]
+    python benchmarks/epoch.py [--samples 250000] [--size 256] [--pixels rgb] [--rounds 5]
 
-The set is written first, by `ShardWriter`, and removed at the end. Before each epoch it leaves the page cache. Beside
+The set is written first, and removed at the end. Before each epoch it leaves the page cache. Beside
 each epoch stand plain O_DIRECT reads of random samples, the limit of the disk, and torch's DataLoader over
 numpy.memmap, both for a part of an epoch. "disk" is what came from the disk, in bytes that were delivered: the
 transform does not need all, and the kernel reads some in vain. "waited" is the share of the time for which the loop
@@ -84,6 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=250_000)
     parser.add_argument("--size", type=int, default=256)
+    parser.add_argument("--pixels", default="rgb", help="of the set (%(default)s); DataLoader reads rgb alone")
     parser.add_argument("--crop", type=int, help="of the transform; default: 7/8 of the size")
     parser.add_argument("--part", type=int, default=25_600, help="samples that the other ways read (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5)
@@ -97,16 +98,17 @@ def main() -> None:
     print(describe_machine())
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     start = time.perf_counter()
-    path = generated_set(options.samples, options.size)
+    path = generated_set(options.samples, options.size, pixels=options.pixels)
     nbytes = load_manifest(path).nbytes
     print(
-        f"{options.samples:,} samples of {options.size} x {options.size} x 3, {nbytes / 1e9:.1f} GB, on a machine with "
-        f"{memory / 1e9:.1f} GB of memory; written in {time.perf_counter() - start:.0f} s"
+        f"{options.samples:,} samples of {options.size} x {options.size} x 3, {options.pixels}, {nbytes / 1e9:.1f} GB, "
+        f"on a machine with {memory / 1e9:.1f} GB of memory; written in {time.perf_counter() - start:.0f} s"
     )
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    ways = WAYS if options.pixels == "rgb" else WAYS[:3]
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     try:
         for number in range(options.rounds):
-            for way in WAYS:
+            for way in ways:
                 leave_the_page_cache(path)
                 words = [sys.executable, __file__, "--measure", way, path, number, "--part", options.part]
                 words += ["--crop", crop]
