@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,19 @@ import pytest
 from conversions import OPTIONS
 from folders import hashes
 from pictures import encode, random_picture
+from proposals import checked
 
 from shardio.conversion import engine
 from shardio.conversion.convert import convert
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.verify import verify
+
+
+@pytest.fixture(autouse=True)
+def proposals_do_what_they_say() -> Iterator[None]:
+    """Runs each command that a refusal proposes, after the test: the result is what its sentence says, or a refusal."""
+    with checked():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from folders import put as put_files
 from pictures import random_jpeg
+from proposals import check
 from storages import scan, tar_of
 
 from shardio.cli.main import cli
@@ -22,7 +24,7 @@ from shardio.conversion.estimate import estimate
 from shardio.conversion.options import EmptyClasses
 from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Collection
-from shardio.conversion.sources.doubt import DoubtError
+from shardio.conversion.sources.doubt import DoubtError, Reading
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import ConvertError, SourceError
 from shardio.reading.shardset import open_shards
@@ -76,6 +78,14 @@ def test_both_commands_that_a_refusal_names_work_and_their_sets_are_repaired(tmp
         (out / "test-00000.npy").unlink()
         assert repair(out, src, workers=1).repaired == ("test-00000.npy",)
         assert estimate(src, seconds=0.01, labels=labels).splits["test"].largest is None
+
+
+def test_a_command_that_does_not_do_what_its_sentence_says_fails_the_test(tmp_path: Path) -> None:
+    src = put(tmp_path, "a/1.jpg", "b/2.jpg")
+    for meaning, is_true in (("folders are classes", False), ("no image has a label", True)):
+        doubt = DoubtError(src, "found", [Reading(meaning, {"--labels": "none"})])
+        with contextlib.nullcontext() if is_true else pytest.raises(AssertionError, match=meaning):
+            check(doubt)
 
 
 def test_labels_that_are_written_down_may_be_of_one_class(tmp_path: Path) -> None:

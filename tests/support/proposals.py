@@ -1,0 +1,135 @@
+"""Whether each command that a DoubtError proposes does what its sentence says. Scans only: no picture is decoded.
+
+A command may also be refused: SRC may be wrong in other ways, too. Only other data than the sentence says is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import click
+
+from shardio.cli.main import cli
+from shardio.cli.options import with_tables
+from shardio.conversion.collect import collect
+from shardio.conversion.options import ConvertOptions
+from shardio.conversion.sources.collection import Collection, Source
+from shardio.conversion.sources.doubt import DoubtError
+
+Scanned = tuple[Path, ConvertOptions, Collection]
+"""SRC and the options of a proposed command, and what it has found."""
+
+
+def _sources(found: Collection) -> list[Source]:
+    return [source for split in found.splits.values() for source in split]
+
+
+def _folders(path: Path) -> set[str]:
+    return {entry.name for entry in os.scandir(path) if entry.is_dir()}
+
+
+def _are_classes(scanned: Scanned, count: int, where: str = "") -> bool:
+    src, _, found = scanned
+    place = src if src.as_posix().endswith(f"/{where}") else src / where
+    return len(found.classes) == count and set(found.classes) <= _folders(place) and _has_labels(found)
+
+
+def _has_labels(found: Collection) -> bool:
+    return any(source.label is not None for source in _sources(found))
+
+
+def _are_leaves(scanned: Scanned) -> bool:
+    classes, sources = scanned[2].classes, _sources(scanned[2])
+    leaves = (Path(os.fsdecode(one.place if isinstance(one.place, bytes) else one.key)).parent.name for one in sources)
+    return all(
+        isinstance(one.label, int) and classes[one.label] == leaf for one, leaf in zip(sources, leaves, strict=True)
+    )
+
+
+def _has_none(scanned: Scanned, where: str = "") -> bool:
+    return not _has_labels(scanned[2]) and not scanned[2].classes and scanned[0].as_posix().endswith(where)
+
+
+def _has_masks(scanned: Scanned, masks: str, images: str) -> bool:
+    src, options, found = scanned
+    named = str(options.masks).endswith(masks) and src.as_posix().endswith(images)
+    return named and "mask" in {spec.name for spec in found.arrays}
+
+
+def _noted(scanned: Scanned, *words: str) -> bool:
+    return any(all(word in note for word in words) for note in scanned[2].notes)
+
+
+MEANINGS: Sequence[tuple[str, Callable[..., bool]]] = (
+    (r"folders are classes", lambda it: _has_labels(it[2])),
+    (r"these (\d+) folders are classes", lambda it, count: _are_classes(it, int(count))),
+    (r"the (\d+) folders in (.+) are classes", lambda it, count, where: _are_classes(it, int(count), where)),
+    (r"(.+) is the only class", lambda it, name: it[2].classes == (name,)),
+    (r"the deepest folders are classes", _are_leaves),
+    (r"no image has a label", _has_none),
+    (r"no image in (.+) has a label", _has_none),
+    (r"all are of one split, without labels", lambda it: _has_none(it) and len(it[2].splits) == 1),
+    (r"(.+) is the collection", lambda it, where: it[0].as_posix().endswith(where)),
+    (r"(.+) holds the masks of (.+)", _has_masks),
+    (r"(.+) lists the images", lambda it, table: _noted(it, f"{table}: ")),
+    (r"column '(.+)' has the labels", lambda it, name: _has_labels(it[2]) and _noted(it, "labels", name)),
+    (r"column '(.+)' has the splits", lambda it, name: _noted(it, "splits", name)),
+    (r"the labels are numbers", lambda it: not it[2].classes and _has_labels(it[2])),
+    (r"the labels are classes", lambda it: bool(it[2].classes) and _has_labels(it[2])),
+    (r"all rows are of one split", lambda it: len(it[2].splits) == 1),
+)
+"""The sentences that a reading may have, and the function that compares the scan of its command with the sentence."""
+
+
+def check(doubt: DoubtError) -> None:
+    """Runs each command of the doubt, and raises AssertionError if one does not do what its sentence says."""
+    for reading, command in zip(doubt.readings, doubt.commands, strict=True):
+        tests = [(match, test) for words, test in MEANINGS if (match := re.fullmatch(words, reading.meaning))]
+        assert tests, f"tests/support/proposals.py cannot check {reading.meaning!r}"
+        assert len(reading.meaning.split()) < 10 or "/" in reading.meaning, reading.meaning
+        try:
+            scanned = _scan(command)
+        except (ValueError, OSError, click.UsageError):  # a refusal
+            continue
+        match, test = tests[0]
+        said = f"{reading.meaning}: {' '.join(command)}\ngave {scanned[2].classes[:9]}, {list(scanned[2].splits)}"
+        assert test(scanned, *match.groups()), said
+
+
+def _scan(command: Sequence[str]) -> Scanned:
+    name, *words = command
+    with cli.commands[name].make_context(name, list(words)) as context:
+        given: dict[str, Any] = dict(context.params)
+    src = given.pop("src")
+    source, options = with_tables(
+        src, **{name: value for name, value in given.items() if name not in ("out", "as_json")}
+    )
+    used = ConvertOptions(**options)
+    return src, used, collect(source, used)
+
+
+@contextmanager
+def checked() -> Iterator[None]:
+    """Checks each DoubtError that is made meanwhile, when the block ends; the refusals of its commands, too."""
+    made: list[DoubtError] = []
+    init = DoubtError.__init__
+
+    def note(self: DoubtError, src: str | Path, found: str, readings: Any, args: Sequence[str] = ()) -> None:
+        init(self, src, found, readings, args)
+        if not args:  # `with_args` adds no reading
+            made.append(self)
+
+    with mock.patch.object(DoubtError, "__init__", note):
+        yield
+        seen = set()
+        while made:
+            doubt = made.pop()
+            if doubt.commands not in seen:
+                seen.add(doubt.commands)
+                check(doubt)
