@@ -386,3 +386,21 @@ def test_two_letters_do_not_make_an_image_but_longer_signatures_and_suffixes_do(
     for name, is_image in (("a", kind not in ("BMP", "PPM")), (f"a.{kind.lower()}", True)):
         (tmp_path / name).write_bytes(encode(RGB, kind))
         assert holds_image(str(tmp_path / name)) == is_image
+
+
+# Pillow registers these, too: documents, films, tables of numbers, point clouds, and a kind that it only writes.
+NO_PICTURES = (".bufr", ".grib", ".h5", ".hdf", ".iim", ".mpeg", ".mpg", ".palm", ".pcd", ".pdf", ".ps")
+
+
+def test_pictures_of_all_kinds_that_pillow_knows_are_pictures_by_suffix_or_first_bytes(tmp_path: Path) -> None:
+    Image.init()
+    kinds = {*Image.registered_extensions(), ".heic", ".jxl", ".psd", ".cr3", ".svg"}
+    no_text = (".txt", ".json", ".csv", ".xml", ".mat", ".npy", ".db", ".md", "")
+    for suffix in (*kinds, *no_text):
+        (tmp_path / f"a{suffix}").write_text("P6 a text; SIMPLE")
+        assert holds_image(str(tmp_path / f"a{suffix}")) == (suffix in kinds.difference(NO_PICTURES)), suffix
+    for kind in ("BLP", "DDS", "EPS", "ICNS", "ICO", "JPEG2000", "PCX", "QOI", "SGI"):
+        if kind not in Image.SAVE:  # of this version
+            continue
+        (tmp_path / "b").write_bytes(encode(Image.new("P" if kind == "BLP" else "RGB", (20, 10)), kind))
+        assert holds_image(str(tmp_path / "b")), kind

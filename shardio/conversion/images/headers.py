@@ -39,14 +39,33 @@ _FORMATS = re.compile(
     rb"|(?P<BMP>BM.{12}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0)|(?P<PPM>P[1-6][\s#])",
     re.DOTALL,
 )
-_OTHER_KINDS = {
-    b"II+\0": "a BigTIFF",
-    b"MM\0+": "a BigTIFF",
-    b"%PDF": "a PDF",
-    b"PK\x03\x04": "a zip archive",
-    b"\x1f\x8b": "a gzip file",
-    b"\0\0\0\x0cjP": "a JPEG 2000",
-    b"\xff\x0a": "a JPEG XL",
+# The kinds that Pillow or people take for pictures: what distinguishes their first bytes, also from text, and their
+# suffixes. Files called .pcd are point clouds, more often than Photo CDs.
+_OTHER_PICTURES = {
+    "a HEIC": (rb"....ftyp(?:hei[cxms]|hev[cxms]|mif1|msf1)", ".heic .heif .hif"),
+    "a JPEG 2000": (rb"\0\0\0\x0cjP|\xff\x4f\xff\x51", ".jp2 .j2k .j2c .jpc .jpf .jpx"),
+    "a JPEG XL": (rb"\xff\x0a|\0\0\0\x0cJXL ", ".jxl"),
+    "a BigTIFF": (rb"II\+\0|MM\0\+", ""),
+    "a raw picture": (rb"....ftypcrx|FUJIFILMCCD-RAW|IIU\0|IIR[OS]", ".cr2 .cr3 .nef .arw .dng .raf .rw2 .orf"),
+    "a PSD": (rb"8BPS\0", ".psd .psb"),
+    "a DDS": (rb"DDS \x7c\0\0\0", ".dds"),
+    "an ICO": (rb"\0\0[\x01\x02]\0[\x01-\x40]\0...\0", ".ico .cur"),
+    "a PCX": (rb"\x0a[\0\x02-\x05]\x01[\x01\x02\x04\x08]|\xb1\x68\xde\x3a", ".pcx .dcx"),
+    "an EPS": (rb"\xc5\xd0\xd3\xc6|%!PS-Adobe-[0-9.]+ EPSF", ".eps"),
+    "an SVG": (rb"(?:<\?xml[^>]*>)?\s*<svg", ".svg"),
+    "another kind of picture": (
+        rb"icns\0|\x01\xda[\0\x01][\x01\x02]|\x59\xa6\x6a\x95|qoif\0|\x76\x2f\x31\x01|SIMPLE  =|\xd7\xcd\xc6\x9a"
+        rb"|/\* XPM \*/|II\xbc\x01|\x01\0\0\0.{36} EMF|BLP[12][\0-\x05]|FTEX\0|....[\x11\x12]\xaf|\x80\xe8\0\0",
+        ".icns .sgi .bw .rgb .rgba .ras .qoi .exr .fits .fit .wmf .emf .xpm .xbm .jxr .wdp .hdp .blp .ftc .ftu .fli"
+        " .flc .pxr .msp .im .gbr .pfm .jfif .mpo .apng .avifs .dib .tga .icb .vda .vst",
+    ),
+}
+_OTHER_PICTURE = re.compile(b"|".join(start for start, _ in _OTHER_PICTURES.values()), re.DOTALL)
+_OTHER_KINDS = {kind: start for kind, (start, _) in _OTHER_PICTURES.items()} | {
+    "a TGA": rb".[\0\x01][\x01-\x03\x09-\x0b].{13}[\x08\x0f\x10\x18\x20]",
+    "a PDF": rb"%PDF",
+    "a zip archive": rb"PK\x03\x04",
+    "a gzip file": rb"\x1f\x8b",
 }
 
 
@@ -55,6 +74,7 @@ SUFFIXES = (
     *(".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
 )
 """The suffixes of image files, in lower case."""
+_ALL_SUFFIXES = (*SUFFIXES, *" ".join(suffixes for _, suffixes in _OTHER_PICTURES.values()).split())
 
 
 def has_image_suffix(path: str) -> bool:
@@ -62,18 +82,19 @@ def has_image_suffix(path: str) -> bool:
 
 
 def holds_image(path: str) -> bool:
-    """Whether a file has the suffix or the first bytes of an image.
+    """Whether a file has the suffix or the first bytes of an image, also of a kind that is refused.
 
     A file that cannot be read counts as an image, so the conversion refuses and lists it.
     """
-    if has_image_suffix(path):
+    if path.lower().endswith(_ALL_SUFFIXES):
         return True
     try:
         with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as file:
             first = file.read(64)
     except OSError:
         return True
-    return format_of(first) not in ("", "BMP", "PPM")  # text may begin like these
+    # Text may begin like a BMP or a PPM.
+    return format_of(first) not in ("", "BMP", "PPM") or _OTHER_PICTURE.match(first) is not None
 
 
 def format_of(data: bytes) -> str:
@@ -109,10 +130,10 @@ def describe_unsupported(data: bytes) -> tuple[Reason, str]:
     """
     if not data:
         return "empty", "the file has no bytes"
-    found = next((kind for magic, kind in _OTHER_KINDS.items() if data.startswith(magic)), "")
+    found = next((kind for kind, start in _OTHER_KINDS.items() if re.match(start, data, re.DOTALL)), "")
     if not found and data[:64].lstrip().startswith((b"<", b"{")):
         found = "text (an error page saved as an image?)"
-    found = found or "something else"
+    found = f"{found}: convert it to PNG" if found in (*_OTHER_PICTURES, "a TGA") else found or "something else"
     return "unsupported", f"expected a JPEG, PNG, WebP, GIF, TIFF, AVIF, BMP or PPM, found {found}"
 
 
