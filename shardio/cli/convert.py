@@ -132,6 +132,7 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
     "fit",
     "resample",
     "quality",
+    "val",
     "masks",
     "shard_size",
     "max_bad",

@@ -308,6 +308,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str | None]] = {
     "shard_size": (parse_nbytes, f"{ConvertOptions.shard_size >> 30}GiB"),
     "max_bad": (parse_max_bad, f"{ConvertOptions.max_bad:.0%}"),
     "part": (parse_part, None),
+    "val": (parse_share, None),
 }
 """The parser of an option's text, and the text of its default."""
 

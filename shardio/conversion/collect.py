@@ -31,7 +31,7 @@ from shardio.conversion.sources.imagenet import (
     list_tiny_imagenet,
 )
 from shardio.conversion.sources.listed import describe, list_table
-from shardio.conversion.sources.listing import KINDS_OF_FOLDERS, Listing
+from shardio.conversion.sources.listing import KINDS_OF_FOLDERS, Listing, hold_out
 from shardio.conversion.sources.names import by_split, entries
 from shardio.conversion.sources.npy import list_arrays
 from shardio.conversion.sources.parquet import is_parquet, list_parquet
@@ -104,7 +104,7 @@ def collect(src: Src, options: ConvertOptions) -> Collection:
     contents = _read_tables(options, unlabeled=False)
     if any(content.label_names for content in contents.values()):
         raise ValueError("`table` has labels, but a dataset's items have their own: leave the table's labels out")
-    return describe(collection, contents) if contents else collection
+    return hold_out("datasets", describe(collection, contents) if contents else collection, options.val)
 
 
 def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyClasses) -> Iterator[Collection]:
@@ -114,7 +114,7 @@ def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyC
     listing = list_source(src, options, labels)
     for way in ways:
         collection = listing.collect(labels, way)
-        yield describe(collection, contents) if contents else collection
+        yield hold_out(src, describe(collection, contents) if contents else collection, options.val)
 
 
 def read_again(src: Path, keys: Set[bytes]) -> Collection:

@@ -33,7 +33,7 @@ Size = int | tuple[int, int]
 
 # The options that decide the bytes of the set. Those of images do not matter to samples without pixels.
 _OF_IMAGES = ("size", "fit", "resample", "quality", "exif_rotate", "background", "pixels")
-_OF_ARRAYS = ("shard_size", "order", "seed")
+_OF_ARRAYS = ("shard_size", "order", "seed", "val")
 # What a manifest calls them.
 _DESCRIBED = {"shard_size": "shard_nbytes"}
 
@@ -126,6 +126,10 @@ class ConvertOptions:
     table: "Tables | None" = None
     """For labels, splits or numbers in a file: a table that describes the images in SRC, or a table for each split. To
     use a table as SRC itself, pass a `Table` or the path of the table as `src`."""
+    val: float | None = _option(
+        None, "Put this share of train into val, if SRC has no other split, by a hash of each name.", metavar="P%"
+    )
+    """For a collection without a split for evaluation. A fraction above 0 and below 1."""
     masks: str | os.PathLike[str] | None = _option(
         None,
         "Folder of a mask for each picture, for the array `mask`: PNGs or lossless WebPs at the same paths "
@@ -180,6 +184,8 @@ class ConvertOptions:
             raise ValueError(f"shard_size must be a positive integer, in bytes; found {self.shard_size!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed must be an integer from 0 to 2**64 - 1; found {self.seed!r}")
+        if self.val is not None and not (isinstance(self.val, float) and 0 < self.val < 1):
+            raise ValueError(f"val must be a share above 0.0 and below 1.0, such as 0.1; found {self.val!r}")
         count_workers(self.workers)
         count_bad(self.max_bad, 0)
         k, n = self.part or (1, 1)
@@ -202,7 +208,7 @@ class ConvertOptions:
     def describe(self) -> dict[str, Any]:
         """Returns the options that decide the bytes of the set, as JSON values."""
         names = ("size", *_OF_ARRAYS) if self.size is None else (*_OF_IMAGES, *_OF_ARRAYS)
-        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name in names}
+        found = {name: getattr(self, name) for name in names if name != "val" or self.val is not None}
         described: dict[str, Any] = json.loads(json.dumps({_DESCRIBED.get(name, name): found[name] for name in found}))
         return described
 
@@ -210,7 +216,7 @@ class ConvertOptions:
         """Returns these options, changed to the result `values` of `describe`. Raises ValueError for other `values`."""
         try:
             names = ("size", *_OF_ARRAYS) if values["size"] is None else (*_OF_IMAGES, *_OF_ARRAYS)
-            values = {"pixels": "rgb", **values}  # sets made before there were others do not say it
+            values = {"pixels": "rgb", "val": None, **values}  # sets made before there were others do not say it
             given = {name: values[_DESCRIBED.get(name, name)] for name in names}
             tuples = {name: tuple(given[name]) for name in ("size", "background") if given["size"] is not None}
             return replace(self, **given | tuples)

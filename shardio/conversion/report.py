@@ -9,13 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from shardio.conversion.images.decode import JUNK
 from shardio.conversion.options import Progress
 from shardio.conversion.plan import Plan, ShardTask
 from shardio.conversion.records import MendedSource, Reject, ShardRecord, read_rejects
-from shardio.errors import printable, shortened
-from shardio.format.layout import LABELS_NAME
+from shardio.errors import counted, first_of, printable, shortened
+from shardio.format.layout import HEADER_NBYTES, LABELS_NAME
 from shardio.format.manifest import Manifest
+from shardio.system.opening import read_untrusted
 from shardio.system.progress import Bar
 
 
@@ -162,6 +165,7 @@ def report_set(work: ConvertReport, plan: Plan, manifest: Manifest) -> ConvertRe
     """Returns the report of the published set: `work`, a result of `report_work`, with numbers of the whole set."""
     return replace(
         work,
+        notes=(*work.notes, *(_shares_of_val(plan, manifest) if plan.options.val is not None else ())),
         digest=manifest.digest,
         num_samples={name: split.num_samples for name, split in manifest.splits.items()},
         num_shards=sum(
@@ -172,6 +176,22 @@ def report_set(work: ConvertReport, plan: Plan, manifest: Manifest) -> ConvertRe
         num_sources=plan.collection.num_sources,
         refused=_count_reasons(read_rejects(plan.out / manifest.rejects.file if manifest.rejects else None)),
     )
+
+
+def _shares_of_val(plan: Plan, manifest: Manifest) -> Iterator[str]:
+    """Yields in words the smallest and largest share of a class that is in val, and the classes that a split lacks."""
+    counts = []
+    for index in (manifest.splits[name].index for name in ("train", "val")):
+        rows = np.frombuffer(read_untrusted(plan.out / index.file), index.dtype, offset=HEADER_NBYTES)
+        labels = rows["label"] if index.has_label else np.zeros(0, np.int64)
+        counts.append(np.bincount(labels, minlength=len(manifest.classes)).tolist())
+    found = zip(manifest.classes, *counts, strict=True)
+    if shares := {name: val / (train + val) for name, train, val in found if train + val}:
+        least, most = (extreme(shares, key=shares.__getitem__) for extreme in (min, max))
+        yield f"val has {shares[least]:.1%} ({least}) to {shares[most]:.1%} ({most}) of a class"
+    for split, share in (("train", 1), ("val", 0)):
+        if lacking := [name for name in shares if shares[name] == share]:
+            yield f"{split} has no sample of {counted(len(lacking), 'class')}: {first_of(lacking, 5, repr)}"
 
 
 def _count_reasons(rejects: Iterable[Reject]) -> dict[str, int]:

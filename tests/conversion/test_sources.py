@@ -20,6 +20,7 @@ import pytest
 from conversions import Interrupt, rejects
 from folders import everything, flip, hashes, put
 from numpy.typing import NDArray
+from pictures import random_picture, write_jpeg
 from storages import (
     CLASSES,
     WORDS,
@@ -42,7 +43,7 @@ from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Collection, DatasetItem, Fault, Source
 from shardio.conversion.sources.datasets import list_datasets
 from shardio.conversion.sources.table import Table
-from shardio.errors import SourceError
+from shardio.errors import ConvertError, SourceError
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 
@@ -437,3 +438,47 @@ def test_a_table_describes_the_samples(kind: str, kept: Kept, tmp_path: Path) ->
     assert labels == {**{key: (i / 4, i) for i, key in enumerate(keys) if i}, "train/missing": (1, 2)}
     (missing,) = (one for one in found.splits["train"] if one.key == b"train/missing")
     assert isinstance(missing.place, Fault)
+
+
+# --- a split by names -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_val_takes_a_share_of_the_only_split_and_is_refused_beside_other_splits(kind: str, kept: Kept) -> None:
+    src, expected, _ = kept(kind)
+    options = ConvertOptions(val=0.4)
+    if len(expected) > 1:
+        with pytest.raises(SourceError, match="'train', 'val'"):
+            collect(src, options)
+        return
+    before, found = told(scanned(src))["train"], told(collect(src, options))
+    assert [len(found["train"]) + len(found["val"])] == [len(before)]
+    assert {split: [one for one in before if one in some] for split, some in found.items()} == found
+
+
+def test_an_image_stays_on_its_side_whatever_is_added(tmp_path: Path) -> None:
+    src, out = tmp_path / "src", tmp_path / "out"
+    for name in "abc":
+        for i in range(20):
+            write_jpeg(src / name / f"{i}.jpg", random_picture(np.random.default_rng(i), 9, 9))
+    write_jpeg(src / "d/0.jpg", random_picture(np.random.default_rng(0), 9, 9))
+    options = {**OPTIONS, "size": 8, "val": 0.2}
+    report = convert(src, out, **options)
+    assert report.notes[0] == "val has 0.0% (d) to 15.0% (c) of a class"
+    assert report.notes[1:] == ("val has no sample of 1 class: 'd'",)
+    parts = [convert(src, tmp_path / "parts", **options, part=(part, 2)) for part in (1, 2)]
+    assert (parts[1].digest, parts[1].notes) == (report.digest, report.notes)
+    (out / "val-00000.npy").unlink()
+    assert repair(out, src, workers=1).repaired == ("val-00000.npy",)
+    assert verify(out).ok
+    with pytest.raises(ConvertError, match=r"val 0\.2, here 0\.3"):
+        convert(src, out, **{**options, "val": 0.3})
+    few, more = (told(collect(src, ConvertOptions(val=share)))["val"] for share in (0.2, 0.3))
+    assert set(few) < set(more)
+    shutil.copytree(src / "a", src / "A")
+    again = told(collect(src, ConvertOptions(val=0.2, labels="none")))["val"]
+    assert [key for key, _ in few] == [key for key, _ in again if not key.startswith(b"A/")]
+    with pytest.raises(SourceError, match="no image to 'val', of 81"):
+        collect(src, ConvertOptions(val=1e-9))
+    with pytest.raises(ValueError, match=r"above 0\.0 and below 1\.0"):
+        ConvertOptions(val=1.0)

@@ -6,6 +6,7 @@ ambiguous layouts. A scan only lists each image: its key, SRC's word for its spl
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,9 @@ KINDS_OF_FOLDERS = ("tree", "arrays")
 _MOST_PADDING_NBYTES = 256 << 20
 _MOST_PADDING = 15
 """Padding may take this many times the bytes of the keys themselves, if that is more than the limit above."""
+
+_KEY_OF_VAL = b"shardio val"
+"""Makes the hash of `hold_out` another one than the hash that orders the samples."""
 
 
 class Found(NamedTuple):
@@ -204,3 +208,21 @@ class Listing:
             folders = Reading("folders are classes", {"--labels": "folders"})
             is_folder = self.known.kind in KINDS_OF_FOLDERS
             raise DoubtError(self.src, "; ".join(doubts), [folders, none] if is_folder else [none])
+
+
+def hold_out(src: object, collection: Collection, share: float | None) -> Collection:
+    """Returns the collection with about `share` of its only split, train, as val. A hash of a key alone decides."""
+    if share is None:
+        return collection
+    if list(collection.splits) != [DEFAULT_SPLIT]:
+        found = ", ".join(map(repr, collection.splits))
+        raise SourceError(f"{src}: expected only the split {DEFAULT_SPLIT!r} for `--val`, found {found}: leave it out")
+    sides: dict[str, list[Source]] = {DEFAULT_SPLIT: [], "val": []}
+    for source in collection.splits[DEFAULT_SPLIT]:
+        number = hashlib.blake2b(source.key, digest_size=8, key=_KEY_OF_VAL).digest()
+        sides["val" if int.from_bytes(number, "big") < share * (1 << 64) else DEFAULT_SPLIT].append(source)
+    if empty := [split for split, some in sides.items() if not some]:
+        raise SourceError(
+            f"{src}: `--val` leaves no image to {empty[0]!r}, of {collection.num_sources:,}: choose another"
+        )
+    return replace(collection, splits={split: tuple(some) for split, some in sides.items()})
