@@ -7,7 +7,7 @@ bytes of a file, the suffix .parquet. Every other folder is a tree, and may have
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -15,9 +15,11 @@ from pathlib import Path
 
 from shardio.conversion.arrays import ArraySpec, declare
 from shardio.conversion.images.fit import Fit
+from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.images.mask import read_dtype
 from shardio.conversion.options import ConvertOptions, EmptyClasses, Labels
 from shardio.conversion.sources.collection import Collection
+from shardio.conversion.sources.containers import RECIPE, find_container
 from shardio.conversion.sources.datasets import Dataset, list_datasets
 from shardio.conversion.sources.imagenet import (
     DEVKIT_NAMES,
@@ -210,28 +212,46 @@ def find_kind(src: Path) -> str:
         return "kaggle"
     if is_tiny_imagenet(src):
         return "tiny-imagenet"
-    if is_parquet(src):
-        return "parquet"
     try:
         is_folder = {entry.name: entry.is_dir() for entry in entries(src)}
         folders = sorted(name for name in is_folder if is_folder[name] and name not in DEVKIT_NAMES)
-        tars = [name for name in is_folder if name.endswith(".tar") and not is_folder[name]]
+        files = sorted(name for name in is_folder if not is_folder[name])
+        tars = [name for name in files if name.endswith(".tar")]
         if TRAIN_NAME in tars or VAL_NAME in tars:
             if folders:
-                both = f"both ({min(tars)!r} and {folders[0]!r}): pass `--source ilsvrc` or `--source tree`"
-                raise SourceError(f"{src}: expected ImageNet's archives or a folder tree, found {both}")
+                raise _two_kinds(src, ("ilsvrc", tars[0]), ("tree", folders[0]))
             return "ilsvrc"
-        if all(_holds_only_tars(src / name) for name in folders) and (folders or tars):
+        if (tars or folders) and all(_holds_tars(src / name) for name in folders):
+            for kind, others in (("tree", filter(has_image_suffix, files)), ("parquet", _alone(files))):
+                if other := next(iter(others), ""):
+                    raise _two_kinds(src, ("webdataset", (tars or folders)[0]), (kind, other))
             return "webdataset"
+        if is_parquet(src):
+            return "parquet"
         return "arrays" if holds_only_arrays(src) else "tree"
     except OSError:
         return "tree"  # whose scan names what cannot be read
 
 
-def _holds_only_tars(folder: Path) -> bool:
-    """Whether a folder holds at least one tar and nothing else. Stops reading at the first other entry."""
-    are_tars = (entry.name.endswith(".tar") and not entry.is_dir() for entry in entries(folder))
-    return next(are_tars, False) and all(are_tars)
+def _two_kinds(src: Path, *found: tuple[str, str]) -> SourceError:
+    kinds, names = zip(*found, strict=True)
+    ways = " or ".join(f"`--source {kind}`" for kind in kinds)
+    return SourceError(f"{src}: expected one kind of source, found {' and '.join(map(repr, names))}: pass {ways}")
+
+
+def _holds_tars(folder: Path) -> bool:
+    """Whether a folder has tars and, beside them, no folder, image or other data. Stops reading at the first."""
+    names = []
+    for entry in entries(folder):
+        if entry.is_dir() or has_image_suffix(entry.name):
+            return False
+        names.append(entry.name)
+    return any(name.endswith(".tar") for name in names) and not _alone(names)
+
+
+def _alone(names: Sequence[str]) -> list[str]:
+    """Returns the parquet files that do not describe the tar of the same name, as those of img2dataset do."""
+    return [name for name in names if name.endswith(".parquet") and f"{name[:-8]}.tar" not in names]
 
 
 def _kind_of_file(src: Path) -> str:
@@ -241,6 +261,8 @@ def _kind_of_file(src: Path) -> str:
         first = file.read(_SNIFFED_NBYTES)
     if first.startswith(b"\x93NUMPY") or (src.suffix == ".npz" and first.startswith(b"PK")):
         return "arrays"
+    if inside := find_container(src):
+        raise SourceError(f"{src}: expected images, found {inside}: {RECIPE}")
     check_plain(str(src), first)
     if is_header(first[:BLOCK_NBYTES]):
         with open_archive(src) as archive:

@@ -145,7 +145,32 @@ TABLES: dict[str, Refusal] = {
     }.items()
 }
 
+CONTAINERS: dict[str, Refusal] = {
+    name: (src, {src if src != "." else f"a/{name}": data}, f"{what}.*{name}.*docs/guide/collections.md")
+    for name, data, what, src in (
+        ("data-00000-of-00001.arrow", b"", "Arrow", "."),
+        ("state", b"ARROW1", "Arrow", "."),
+        ("train_32x32.mat", b"", "MATLAB", "."),
+        ("x", b"\x89HDF\r\n\x1a\n", "HDF5", "."),
+        ("x.h5", b"\0", "HDF5", "x.h5"),
+        ("train.tfrecord-00000-of-00001", b"\0", "TFRecord", "train.tfrecord-00000-of-00001"),
+        ("ld_train0-1338.tfrec", b"", "TFRecord", "."),
+        ("data.mdb", b"", "LMDB", "."),
+        ("train.rec", b"", "RecordIO", "."),
+        ("y", b"\x0a\x23\xd7\xce", "RecordIO", "y"),
+        ("train-images-idx3-ubyte", b"", "idx", "."),
+        ("shard.00000.mds.zstd", b"", "MosaicML", "."),
+        ("train.beton", b"", "FFCV", "."),
+        ("IM0001", bytes(128) + b"DICM", "DICOM", "."),
+        ("1.dcm", bytes(140), "DICOM", "1.dcm"),
+        ("train.pkl", b"", "pickle", "."),
+        ("pathmnist.npz", b"", "NPZ", "."),
+    )
+}
+
 TARS: dict[str, Refusal] = {
+    "beside pictures": (".", {"a.tar": b"", "1.jpg": b""}, "'a.tar' and '1.jpg': .*--source tree"),
+    "beside other parquet": (".", {"t/a.tar": b"", "b.parquet": b""}, "'t' and 'b.parquet'.*--source parquet"),
     "no sample": ("x.tar", {"x.tar": tar_of([("1.txt", b"")])}, "x.tar: expected samples .*Unpack .*--source ilsvrc"),
     "images alone": ("x.tar", {"x.tar": tar_of([("n01/1.JPEG", b"")])}, "--labels none"),
     "a name twice": (
@@ -302,7 +327,15 @@ ARRAYS: dict[str, Refusal] = {
     "no array that can be stored": (".", {"1.npy": b"x", "2.npy": b""}, "can be stored.*1.npy"),
 }
 
-KINDS = {"tree": TREES, "table": TABLES, "tar": TARS, "parquet": PARQUETS, "ilsvrc": ARCHIVES, "arrays": ARRAYS}
+KINDS = {
+    "tree": TREES,
+    "container": CONTAINERS,
+    "table": TABLES,
+    "tar": TARS,
+    "parquet": PARQUETS,
+    "ilsvrc": ARCHIVES,
+    "arrays": ARRAYS,
+}
 REFUSALS = {f"{kind}: {name}": refusal for kind, table in KINDS.items() for name, refusal in table.items()}
 
 

@@ -9,6 +9,7 @@ import pytest
 from folders import put
 from storages import CLASSES, draw_imagenet, images_of, rows, scan, scan_tree, tar_of
 
+from shardio.conversion.images.headers import SUFFIXES
 from shardio.conversion.sources.collection import Collection, Fault
 from shardio.conversion.sources.webdataset import is_pattern, list_webdataset
 from shardio.errors import DecodeError
@@ -42,7 +43,7 @@ def faults(found: Collection) -> dict[bytes, str]:
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def test_members_with_one_name_up_to_the_first_dot_are_a_sample(tmp_path: Path) -> None:
+def test_members_with_one_name_but_for_the_suffix_are_a_sample(tmp_path: Path) -> None:
     files = [
         *pair("n01440764_1", "3", "JPEG"),
         ("deep/x.png", b"png"),
@@ -59,9 +60,33 @@ def test_members_with_one_name_up_to_the_first_dot_are_a_sample(tmp_path: Path) 
     keys = [(b"3/n01440764_1.JPEG", 3), (b"1/deep/x.png", 1), (b"0/y.webp", 0), (b"2/z.Jpg", 2)]
     assert rows(found) == keys
     assert found.classes == ("0", "1", "2", "3")
-    assert found.ignored == {"neither image nor label": 2}
+    assert found.ignored == {"neither image nor label": 1, "part of another sample": 1}
+    assert found.ignored.examples["part of another sample"] == ["y.seg.png"]
     assert [found.origin.read(source) for source in found.splits["train"]] == [b"n01440764_1", b"png", b"webp", b"z"]
     assert found.kind == "webdataset"
+
+
+DOTS: dict[str, tuple[list[str], list[str]]] = {
+    "an image and a label of its own": (["v1.0.jpg", "v1.0.cls", "v1.1.jpg", "v1.1.cls"], ["v1.0.jpg", "v1.1.jpg"]),
+    "beside its beginning": (["a.jpg", "a.cls", "a.v2.jpg", "a.v2.cls"], ["a.jpg", "a.v2.jpg"]),
+    "in folders": (["x.1/a.jpg", "x.1/a.cls", "x.jpg", "x.cls"], ["x.1/a.jpg", "x.jpg"]),
+    "a part": (["a.jpg", "a.cls", "a.seg.png", "a.left.seg.png", "a.fine.cls"], ["a.jpg"]),
+    "a part of a name with dots": (["v1.0.jpg", "v1.0.cls", "v1.0.seg.png"], ["v1.0.jpg"]),
+    "pictures of a sample without its own": (["b.left.png", "b.right.png", "b.cls", "a.jpg", "a.cls"], ["a.jpg"]),
+    "every image that folders may have": (
+        [f"{i}{suffix}" for i, suffix in enumerate(SUFFIXES)] + [f"{i}.cls" for i in range(len(SUFFIXES))],
+        [f"{i}{suffix}" for i, suffix in enumerate(SUFFIXES)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DOTS)
+def test_a_name_with_dots_is_a_sample_unless_it_is_part_of_another(name: str, tmp_path: Path) -> None:
+    files, expected = DOTS[name]
+    found = scan_tars(write_tar(tmp_path / "x.tar", *((file, b"0") for file in files)))
+    good = [source for source in found.splits["train"] if not isinstance(source.place, Fault)]
+    assert [source.key.decode().removeprefix("0/") for source in good] == expected
+    assert set(faults(found)) <= {b"b"}
 
 
 def test_labels_none_takes_every_image_with_or_without_a_label(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ class Reading(NamedTuple):
     """Another SRC; None for the same."""
 
 
+UNLABELED = Reading("no image has a label", {"--labels": "none"})
+
+
 class DoubtError(SourceError):
     """SRC may mean several things. The message has a line for each of `readings`, with a command to copy."""
 

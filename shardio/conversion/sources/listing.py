@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from shardio.conversion.arrays import Label
 from shardio.conversion.options import EmptyClasses, Labels
 from shardio.conversion.sources.collection import Collection, Fault, Place, Source
-from shardio.conversion.sources.doubt import DoubtError, Reading
+from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
 from shardio.conversion.sources.names import (
     DEFAULT_SPLIT,
     Numbering,
@@ -204,10 +204,9 @@ class Listing:
             named = ", ".join(map(repr, words))
             doubts.append(f"expected names of classes, found names of splits ({named}), which would become classes")
         if doubts:
-            none = Reading("no image has a label", {"--labels": "none"})
             folders = Reading("folders are classes", {"--labels": "folders"})
             is_folder = self.known.kind in KINDS_OF_FOLDERS
-            raise DoubtError(self.src, "; ".join(doubts), [folders, none] if is_folder else [none])
+            raise DoubtError(self.src, "; ".join(doubts), [folders, UNLABELED] if is_folder else [UNLABELED])
 
 
 def hold_out(src: object, collection: Collection, share: float | None) -> Collection:

@@ -16,6 +16,7 @@ from typing import Literal
 from shardio.conversion.images.headers import holds_image
 from shardio.conversion.options import Labels
 from shardio.conversion.sources.collection import Collection, FileOrigin, Ignored
+from shardio.conversion.sources.containers import RECIPE, find_container
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import Outside, by_split, in_split_order, known_split, sorted_entries
 from shardio.errors import SourceError
@@ -65,7 +66,8 @@ def list_tree(root: Path, labels: Labels | None = None, noun: _Noun = "images") 
         ]
     where, labeled = parts[0].path if len(parts) == 1 else root, [part for part in parts if part.full]
     if not any(part.images or part.full for part in parts):
-        raise SourceError(f"{where}: expected {noun}, or class folders with {noun}, found none")
+        inside = (container := find_container(root)) and f"{container}: {RECIPE}"
+        raise SourceError(f"{where}: expected {noun}, or class folders with {noun}, found {inside or 'none'}")
     if labels == "folders" and not labeled:
         raise SourceError(f"{where}: expected class folders with {noun}, found {noun} alone: pass `--labels none`")
     scan.doubt(parts)

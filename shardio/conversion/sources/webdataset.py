@@ -1,4 +1,4 @@
-"""Lists WebDataset tars. Members whose names are equal up to the first dot are a sample: an image and its label.
+"""Lists WebDataset tars. Members whose names are equal but for the suffix are a sample: an image and its label.
 
 Keys are [SPLIT/]CLASS/NAME, the paths of images in a folder tree. So tars that were made from a folder tree give the
 same set as the tree, whether or not the names of the samples include folders.
@@ -10,17 +10,18 @@ import glob
 import json
 import os
 import re
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Container, Generator, Iterable, Iterator
 from itertools import chain, islice, pairwise
 from pathlib import Path
 
+from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, Ignored
+from shardio.conversion.sources.doubt import UNLABELED, DoubtError
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import NO_VECTORS, SPLIT_NAMES, known_split, sorted_entries, split_name
 from shardio.conversion.sources.tar import drain, members, open_archive
 from shardio.errors import SourceError, counted
 
-_IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 # Fields of a .json member: the first that is there counts.
 _LABEL_FIELDS = ("label", "class", "cls")
 _MAX_LABEL_NBYTES = 1 << 20
@@ -43,10 +44,9 @@ def list_webdataset(src: Path, *, unlabeled: bool = False) -> Listing:
     faults = [sample.place.detail for sample in samples if isinstance(sample.place, Fault)]
     if len(faults) == len(samples):
         instead = f"none among {len(samples):,}; the first: {faults[0]}" if faults else "no sample"
-        raise SourceError(
-            f"{src}: expected samples of an image and a label (.cls or .json), found {instead}. Unpack the tar of a "
-            "folder tree; pass `--source ilsvrc` for ImageNet's own archives, `--labels none` for images without labels"
-        )
+        expected = f"expected samples of an image and a label (.cls or .json), found {instead}"
+        way = "Unpack the tar of a folder tree; pass `--source ilsvrc` for ImageNet's own archives"
+        raise DoubtError(src, f"{expected}. {way}", [UNLABELED])
     known = Collection(FileOrigin(folder), ignored=ignored, kind="webdataset")
     return _Tars(src, _by_word(src, tars, samples), known, may_rename=True)
 
@@ -151,17 +151,15 @@ def _walk(folder: Path, tar: str, ignored: Ignored, unlabeled: bool) -> Generato
     with open_archive(folder / tar) as archive:
         for member in members(archive, ignored):
             name = os.fsdecode(member.name)
-            above, slash, base = name.rpartition("/")
-            stem, _, suffix = base.partition(".")
-            suffix = suffix.lower()
-            is_label = suffix in ("cls", "json") and member.nbytes <= _MAX_LABEL_NBYTES
-            if suffix not in _IMAGE_SUFFIXES and not is_label:
+            stem, suffix = os.path.splitext(name)
+            is_label = suffix.lower() in (".cls", ".json") and member.nbytes <= _MAX_LABEL_NBYTES
+            if not (is_label or has_image_suffix(name)):
                 ignored.add("neither image nor label", name)
                 continue
-            images, from_cls, from_json = found.setdefault(above + slash + stem, ([], [], []))
+            images, from_cls, from_json = found.setdefault(stem, ([], [], []))
             if not is_label:
                 images.append((name, Extent(file, member.offset, member.nbytes)))
-            elif suffix == "cls":
+            elif suffix.lower() == ".cls":
                 from_cls.append(_read_text(archive.read_at(member.offset, member.nbytes)))
             else:
                 from_json += _read_json(archive.read_at(member.offset, member.nbytes))
@@ -169,6 +167,9 @@ def _walk(folder: Path, tar: str, ignored: Ignored, unlabeled: bool) -> Generato
         labels = from_cls or from_json
         if not (images or labels):
             ignored.add("neither image nor label", name)
+            continue
+        if not (images and labels) and _is_part(name, found):
+            ignored.add("part of another sample", images[0][0] if images else name)
             continue
         label = labels[0] if labels else None
         one = Found(os.fsencode(images[0][0] if images else name), label if isinstance(label, str) else None, None, tar)
@@ -180,6 +181,15 @@ def _walk(folder: Path, tar: str, ignored: Ignored, unlabeled: bool) -> Generato
         elif isinstance(label, Fault) and not unlabeled:
             wrong = f"the label of {_name(one)}: {label.detail}"
         yield one._replace(label=None, place=Fault(wrong)) if wrong else one._replace(place=images[0][1])
+
+
+def _is_part(name: str, samples: Container[str]) -> bool:
+    """Whether a name with dots belongs to one of `samples`, as y.seg does to y."""
+    while "." in os.path.basename(name):
+        name = name.rpartition(".")[0]
+        if name in samples:
+            return True
+    return False
 
 
 def _name(one: Found) -> str:
