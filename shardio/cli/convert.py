@@ -127,6 +127,7 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
 @convert_options(
     "source",
     "labels",
+    "unlabeled",
     "empty_classes",
     "size",
     "fit",
@@ -134,7 +135,6 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
     "quality",
     "val",
     "masks",
-    "mask_suffix",
     "shard_size",
     "max_bad",
     "workers",
@@ -285,7 +285,7 @@ def _verdict(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
 @click.command(short_help="Make damaged files of a set again.")
 @set_argument
 @click.argument("src", type=folder)
-@convert_options("source", "masks", "mask_suffix", "workers")
+@convert_options("source", "masks", "workers")
 @table_options
 @json_option
 def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:

@@ -148,7 +148,15 @@ table_options = together(
         metavar="NAME",
         help="Column of classes or numbers; given again for a vector.  [default: guessed]",
     ),
-    click.option("--split-column", metavar="NAME", default="", show_default="guessed", help="Column of splits."),
+    click.option(
+        "--label-separator", metavar="TEXT", default="", help="Text between the labels in a cell that has several."
+    ),
+    click.option(
+        "--split-column", metavar="NAME", default="", show_default="guessed", help="Column of splits. none: no column."
+    ),
+    click.option(
+        "--group-column", metavar="NAME", default="", help="Column of groups that --val keeps together, as of patients."
+    ),
     click.option(
         "--column",
         "columns",
@@ -168,7 +176,7 @@ def with_tables(src: Path, tables: Sequence[str], **others: Any) -> tuple[Any, d
     """
     from shardio.conversion.sources.table import Table
 
-    names = ("root", "path_column", "label_columns", "split_column", "columns")
+    names = ("root", "path_column", "label_columns", "label_separator", "split_column", "group_column", "columns")
     given = {name: others.pop(name) for name in names}
     if not tables:
         return Table(src, **given) if any(given.values()) else src, others

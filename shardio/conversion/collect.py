@@ -16,7 +16,7 @@ from pathlib import Path
 from shardio.conversion.arrays import ArraySpec, declare
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.images.headers import has_image_suffix
-from shardio.conversion.images.mask import decode_mask
+from shardio.conversion.images.mask import read_dtype
 from shardio.conversion.options import ConvertOptions, EmptyClasses, Labels
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.containers import RECIPE, find_container
@@ -103,7 +103,7 @@ def collect(src: Src, options: ConvertOptions) -> Collection:
                 raise SourceError(f"{error}. SRC is a shard set: pass the images as SRC, the set as OUT") from None
             raise
     collection = list_datasets(src, _declared(options)).collect("folders")
-    contents = _read_tables(options, unlabeled=False)
+    contents = _read_tables(options)
     if any(content.label_names for content in contents.values()):
         raise ValueError("`table` has labels, but a dataset's items have their own: leave the table's labels out")
     return hold_out("datasets", describe(collection, contents) if contents else collection, options.val)
@@ -111,12 +111,14 @@ def collect(src: Src, options: ConvertOptions) -> Collection:
 
 def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyClasses) -> Iterator[Collection]:
     """Yields the collection of SRC, without masks, for each value of `empty_classes` in `ways`. Scans SRC only once."""
-    contents = _read_tables(options, unlabeled=options.labels == "none")
+    contents = _read_tables(options)
     labels = "none" if any(content.label_names for content in contents.values()) else options.labels
     listing = list_source(src, options, labels)
     for way in ways:
         collection = listing.collect(labels, way)
-        yield hold_out(src, describe(collection, contents) if contents else collection, options.val)
+        if contents:
+            collection = describe(collection, contents, options.unlabeled == "skip")
+        yield hold_out(src, collection, options.val)
 
 
 def read_again(src: Path, keys: Set[bytes]) -> Collection:
@@ -140,12 +142,11 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
         return collection
     if not collection.has_pixels:
         raise ValueError("`masks` is for images, but SRC has only arrays: leave `masks` out")
-    folder, suffix = Path(os.path.abspath(options.masks)), options.mask_suffix
-    origin = replace(collection.origin, masks=folder, mask_suffix=suffix)
+    origin = replace(collection.origin, masks=Path(os.path.abspath(options.masks)))
     first: DecodeError | None = None
     for source in islice(chain.from_iterable(collection.splits.values()), _MOST_TRIED):
         try:
-            dtype = decode_mask(origin.read_mask(source)).dtype
+            dtype = read_dtype(origin.read_mask(source))
         except DecodeError as error:
             first = first or error
             continue
@@ -153,9 +154,9 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
         return replace(collection, origin=origin, arrays=(*collection.arrays, masks))
     tried = min(_MOST_TRIED, collection.num_sources)
     raise SourceError(
-        f"{folder}: expected a mask in this folder for each image, with the image's path in SRC; found no readable "
-        f"mask for the first {tried:,} images. The first image: {first.detail if first else 'none'}. If masks have "
-        "other names, as 1_mask.png for 1.jpg, pass `--mask-suffix _mask`; `--mask-suffix OLD=NEW` replaces an ending"
+        f"{origin.masks}: expected a mask in this folder for each image, with the image's path in SRC and the suffix "
+        f".png or .webp; found no readable mask for the first {tried:,} images. The first image: "
+        f"{first.detail if first else 'none'}"
     )
 
 
@@ -168,8 +169,8 @@ def _tables(options: ConvertOptions) -> Mapping[str, Table]:
     return by_split("tables", tables)
 
 
-def _read_tables(options: ConvertOptions, *, unlabeled: bool) -> Mapping[str, Contents]:
-    return {split: read_table(table, unlabeled=unlabeled) for split, table in _tables(options).items()}
+def _read_tables(options: ConvertOptions) -> Mapping[str, Contents]:
+    return {split: read_table(table, options.labels, split) for split, table in _tables(options).items()}
 
 
 # --- kinds of storage -------------------------------------------------------------------------------------------------
@@ -185,18 +186,22 @@ def list_source(src: str | os.PathLike[str], options: ConvertOptions, labels: La
     kind = "list" if isinstance(src, Table) else options.source if options.source != "auto" else find_kind(path)
     if labels == "folders" and (kind not in KINDS_OF_FOLDERS or path.is_file()):
         raise SourceError(f"{path}: `--labels folders` needs a folder tree, found the kind {kind!r}")
-    unlabeled = labels == "none"
+    if labels in ("classes", "numbers") and kind != "list":
+        raise SourceError(f"{path}: `--labels {labels}` needs a table with labels, found the kind {kind!r}")
+    unlabeled, skips_unlabeled = labels == "none", options.unlabeled == "skip"
     lists: Mapping[str, Callable[[], Listing]] = {
         "tree": partial(list_tree, path, labels),
         "arrays": partial(list_arrays, path, labels),
-        "list": partial(list_table, table, unlabeled=unlabeled),
+        "list": partial(list_table, table, labels),
         "parquet": partial(list_parquet, path, unlabeled=unlabeled),
         "ilsvrc": partial(list_ilsvrc, path),
         "kaggle": partial(list_kaggle, path),
         "tiny-imagenet": partial(list_tiny_imagenet, path),
-        "webdataset": partial(list_webdataset, path, unlabeled=unlabeled),
+        "webdataset": partial(list_webdataset, path, unlabeled=unlabeled, skips_unlabeled=skips_unlabeled),
     }
-    return lists[kind]()
+    listing = lists[kind]()
+    listing.skips_unlabeled = skips_unlabeled
+    return listing
 
 
 def find_kind(src: Path) -> str:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from shardio.format.layout import SampleShape
 
 SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "tiny-imagenet", "list", "webdataset", "parquet", "arrays"]
-Labels = Literal["folders", "none"]
+Labels = Literal["folders", "none", "classes", "numbers"]
+Unlabeled = Literal["refuse", "skip"]
 EmptyClasses = Literal["refuse", "omit", "keep"]
 FitMode = Literal["crop", "squash", "pad", "adm"]
 Resample = Literal["bicubic", "bilinear", "lanczos"]
@@ -76,10 +77,13 @@ class ConvertOptions:
     """The kind of storage at a path. Choose a kind if "auto" finds two; the report names the kind that was found."""
     labels: Labels | None = _option(
         None,
-        "folders: the top folders of SRC, or of each split, are classes. none: no image has a label.  "
+        "folders: the top folders of SRC, or of each split, are classes. none: no image has a label. classes, numbers: "
+        "what the labels of a table are.  "
         "[default: folders of images are classes]",
     )
     """Choose a value if the folders in SRC may or may not be classes. "none" is also for training without labels."""
+    unlabeled: Unlabeled = _option("refuse", "Images without a label in a split that has labels. skip: leave them out.")
+    """Choose "skip" for a table in which only some images have labels yet."""
     empty_classes: EmptyClasses = _option(
         "refuse", "Class folders without images. omit: they get no label. keep: they get a label that no sample has."
     )
@@ -132,15 +136,11 @@ class ConvertOptions:
     """For a collection without a split for evaluation. A fraction above 0 and below 1."""
     masks: str | os.PathLike[str] | None = _option(
         None,
-        "Folder of a mask for each picture, for the array `mask`: PNG, TIFF, BMP, GIF or lossless WebP at the same "
-        "paths as in SRC. A picture without its mask is refused.",
+        "Folder of a mask for each picture, for the array `mask`: PNGs or lossless WebPs at the same paths "
+        "as in SRC. A picture without its mask is refused.",
         metavar="DIR",
     )
     """For segmentation. Masks are gray images of 8 or 16 bits, or palette images."""
-    mask_suffix: str = _option(
-        "", "Ending of the masks' names, such as _mask for 1_mask.png; OLD=NEW replaces an ending.", metavar="TEXT"
-    )
-    """For masks that are not called as their pictures are."""
     arrays: "Mapping[str, ArrayDeclaration] | None" = None
     """For datasets whose items are dicts: (kind, dtype, shape) of each entry to store as an array, by name."""
     workers: int | None = _option(None, "Cores to use.  [default: all]", least=1)

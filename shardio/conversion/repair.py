@@ -14,8 +14,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from shardio.conversion.collect import MASK, annotate, check, readings
 from shardio.conversion.engine import Engine
 from shardio.conversion.images.fit import Fit
-from shardio.conversion.options import ConvertOptions, Labels, count_workers
+from shardio.conversion.options import ConvertOptions, Labels, Unlabeled, count_workers
 from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan
 from shardio.conversion.records import ShardRecord, joined_arrays
 from shardio.conversion.sources.collection import Collection
@@ -161,10 +162,10 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], o
 
 def _readings(src: str | os.PathLike[str], options: ConvertOptions) -> Iterator[Collection]:
     """Yields each way to read SRC that `convert` may have used. Raises SourceError if there is none."""
-    ways: tuple[Labels | None, ...] = ("folders", None)
-    for labels in ways:
+    ways: tuple[Labels | None, ...] = ("folders", None, "classes", "numbers")
+    for labels, unlabeled in product(ways, get_args(Unlabeled)):
         with contextlib.suppress(SourceError):
-            yield from readings(src, replace(options, labels=labels), "keep", "omit")
+            yield from readings(src, replace(options, labels=labels, unlabeled=unlabeled), "keep", "omit")
     yield from readings(src, replace(options, labels="none"), "keep")
 
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 from folders import put
+from pictures import random_jpeg
 from storages import rows
 
 from shardio.conversion.collect import collect
+from shardio.conversion.convert import convert
 from shardio.conversion.options import ConvertOptions
+from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Collection
+from shardio.conversion.sources.doubt import DoubtError
 from shardio.conversion.sources.listed import list_table
 from shardio.conversion.sources.table import Table
 from shardio.errors import DecodeError, SourceError
@@ -212,6 +218,25 @@ LABELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], list[Any]]] = {
         (),
         [(1.0, 0.5), (0.0, 1.0)],
     ),
+    "whole numbers of pandas": ("path,label\na/1.jpg,2.0\na/2.jpg,1.0\n", {}, ("0", "1", "2"), [2, 1]),
+    "several in a cell": (
+        "path,label\na/1.jpg,sea sky\na/2.jpg, sky  sun\n",
+        {"label_separator": " "},
+        ("sea", "sky", "sun"),
+        [(1.0, 1.0, 0.0), (0.0, 1.0, 1.0)],
+    ),
+    "several integers in a cell": (
+        "path,label\na/1.jpg,0|2\na/2.jpg,2\n",
+        {"label_separator": "|"},
+        ("0", "1", "2"),
+        [(1.0, 0.0, 1.0), (0.0, 0.0, 1.0)],
+    ),
+    "JSON lists of names": (
+        '{"path": "a/1.jpg", "label": ["y"]}\n{"path": "a/2.jpg", "label": ["x", "y"]}',
+        {},
+        ("x", "y"),
+        [(0.0, 1.0), (1.0, 1.0)],
+    ),
     "JSON truth": ('{"path": "a/1.jpg", "label": true}\n{"path": "a/2.jpg", "label": false}', {}, ("0", "1"), [1, 0]),
 }
 
@@ -221,6 +246,133 @@ def test_labels_are_classes_integers_numbers_or_vectors(name: str, folder: Path)
     text, options, classes, labels = LABELS[name]
     found = listed(folder, text, "table", **options)
     assert (found.classes, [label for _, label in rows(found)]) == (classes, labels)
+
+
+# Columns of two rows, and the options of each reading of the doubt; "" if there is no doubt.
+DOUBTS: dict[str, tuple[str, str]] = {
+    "text": ("breed pug akita", ""),
+    "an integer": ("grade 0 1", "--label-column grade / --labels none"),
+    "a number": ("age 0.5 3", "--label-column age / --labels none"),
+    "several columns": ("age 20 30 / breed x y", "--label-column age / --label-column breed / --labels none"),
+    "a split": ("label x y / Data Set train test", "--split-column 'Data Set' / --split-column none"),
+    "a split of a competition": ("label x y / a Training PublicTest", "--split-column a / --split-column none"),
+    "only a split": ("Usage train test", "--split-column Usage / --split-column none"),
+    "a fold": ("label x y / k_fold 0 1", "--split-column k_fold / --split-column none"),
+    "a flag": ("label x y / is_train 1 0", "--split-column is_train / --split-column none"),
+    "other values": ("label x y / source train tram", ""),
+    "only train": ("label x y / part train training", ""),
+    "whole numbers with gaps": ("label 3.0 5.0", "--labels classes / --labels numbers"),
+    "exponents": ("label 1e5 2e5", "--labels classes / --labels numbers"),
+    "fractions": ("label 3.0 5.5", ""),
+    "two ways to write a number": ("label 01 1", "--labels classes / --labels numbers"),
+    "a code that may be a number": ("label 1e5 2b3", "--labels classes"),
+    "codes with zeros": ("label 001 00a", "--labels classes"),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_what_a_column_means_is_a_doubt_with_commands(name: str, folder: Path) -> None:
+    text, expected = DOUBTS[name]
+    columns = [re.fullmatch(r"(.+) (\S+) (\S+)", column) for column in text.split(" / ")]
+    lines = (",".join(cells) for cells in zip(*(match.groups() for match in columns if match), strict=True))
+    (folder / "t.csv").write_text("\n".join(map(",".join, zip(("path", "a/1.jpg", "a/2.jpg"), lines, strict=True))))
+    src = folder / "t.csv"
+    with pytest.raises(DoubtError) if expected else contextlib.nullcontext() as caught:
+        collect(src, ConvertOptions())
+    if caught is not None:
+        assert [shlex.join(command[3:]) for command in caught.value.commands] == expected.split(" / ")
+
+
+CELLS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], list[Any]]] = {
+    "classes with gaps": ("3.0 1.0", {"labels": "classes"}, ("0", "1", "2", "3"), [3, 1]),
+    "integers as numbers": ("3 1", {"labels": "numbers"}, (), [(3.0,), (1.0,)]),
+    "two ways to write a number": ("01 1", {"labels": "classes"}, ("01", "1"), [0, 1]),
+    "codes": ("2b3 1e5", {"labels": "classes"}, ("1e5", "2b3"), [1, 0]),
+    "missing": ("x NaN", {"unlabeled": "skip", "labels": "classes"}, ("x",), [0]),
+    "empty": ("NULL x", {"unlabeled": "skip"}, ("x",), [0]),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_options_say_what_a_cell_means(name: str, folder: Path) -> None:
+    text, options, classes, labels = CELLS[name]
+    one, other = text.split()
+    (folder / "t.csv").write_text(f"path,label\na/1.jpg,{one}\na/2.jpg,{other}\n")
+    found = collect(folder / "t.csv", ConvertOptions(**options))
+    assert (found.classes, [label for _, label in rows(found)]) == (classes, labels)
+    assert sum(found.ignored.values()) == 2 - len(labels)
+
+
+def test_a_row_without_a_label_is_a_doubt(folder: Path) -> None:
+    (folder / "t.csv").write_text("path,label\na/1.jpg,x\na/2.jpg,n/a\n")
+    with pytest.raises(DoubtError, match=r"a/2\.jpg") as caught:
+        collect(folder / "t.csv", ConvertOptions())
+    assert [command[3:] for command in caught.value.commands] == [("--unlabeled", "skip"), ("--labels", "none")]
+
+
+def test_several_labels_in_some_cells_are_a_doubt(folder: Path) -> None:
+    with pytest.raises(DoubtError, match=r"'x\|y' beside its parts") as caught:
+        listed(folder, "path,label\na/1.jpg,x\na/2.jpg,x|y\nb/3.jpg,y\n", "l.csv")
+    assert [command[3:] for command in caught.value.commands] == [("--labels", "classes"), ("--label-separator", "|")]
+    assert listed(folder, "path,label\na/1.jpg,x\na/2.jpg,x|z\nb/3.jpg,y\n", "l.csv").classes == ("x", "x|z", "y")
+    with pytest.raises(SourceError, match="expected 2 to 10,000 different labels"):
+        listed(folder, "path,label\na/1.jpg,x\n", "l.csv", label_separator=" ")
+    with pytest.raises(ValueError, match="label_separator is for one column"):
+        Table("l.csv", label_columns=["a", "b"], label_separator=" ")
+
+
+def test_unused_columns_and_many_different_texts(folder: Path) -> None:
+    found = listed(folder, "path,label,width,height\na/1.jpg,x,3,4\n", "l.csv")
+    assert found.notes == ("l.csv: paths from 'path', labels from 'label', not used: 'width', 'height' (1 class)",)
+    put(folder, *(f"{i}.jpg" for i in range(30)))
+    with pytest.raises(DoubtError, match="30 different texts"):
+        listed(folder, "path,caption\n" + "".join(f"{i}.jpg,text {i}\n" for i in range(30)), "l.csv")
+
+
+def test_a_flag_is_a_split_and_an_empty_cell_is_train_unless_the_folder_says_another(folder: Path) -> None:
+    text = "path,label,is_valid\na/1.jpg,x,1\na/2.jpg,x,0\n"
+    assert list(listed(folder, text, "l.csv", split_column="is_valid").splits) == ["train", "val"]
+    put(folder, "val/1.jpg")
+    text = "path,label,split\na/1.jpg,x,val\na/2.jpg,x,\n"
+    assert rows(listed(folder, text, "l.csv")) == [(b"a/2.jpg", 0)]
+    with pytest.raises(DoubtError, match=r"line 4: expected a split, as the folder of 'val/1\.jpg' says 'val'"):
+        listed(folder, text + "val/1.jpg,x,\n", "l.csv")
+    (folder / "l.csv").write_text(text)
+    with pytest.raises(SourceError, match="line 2: expected the split 'test', for which the table is given"):
+        collect(folder, ConvertOptions(labels="none", table={"test": folder / "l.csv"}))
+
+
+def test_rows_of_a_group_are_on_one_side_of_val(folder: Path) -> None:
+    put(folder, *(f"{i}.jpg" for i in range(40)))
+    text = "path,label,patient\n" + "".join(f"{i}.jpg,x,{i // 4}\n" for i in range(40))
+    (folder / "l.csv").write_text(text)
+    table = Table(folder / "l.csv", group_column="patient")
+    found = collect(table, ConvertOptions(val=0.4))
+    groups = {split: {int(key[:-4]) // 4 for key, _ in rows(found, split)} for split in ("train", "val")}
+    assert groups["train"].isdisjoint(groups["val"])
+    assert len(groups["train"] | groups["val"]) == 10
+    with pytest.raises(ValueError, match="`val`"):
+        collect(table, ConvertOptions())
+    (folder / "l.csv").write_text(text.replace(",9\n", ",\n"))
+    with pytest.raises(SourceError, match="line 38: expected a group"):
+        collect(table, ConvertOptions(val=0.4))
+
+
+@pytest.mark.parametrize(
+    ("label", "options"),
+    [("x", {}), ("3", {"labels": "numbers"}), ("2b3", {"labels": "classes"}), ("3.0", {"labels": "classes"})],
+)
+def test_a_set_is_repaired_with_its_table(label: str, options: dict[str, Any], tmp_path: Path) -> None:
+    put(tmp_path, *(f"{i}.jpg" for i in range(12)), content=random_jpeg(0, 9, 9))
+    cells = [f"{i}.jpg,{label if i % 3 else '5e1'},{i // 3}" for i in range(11)]
+    (tmp_path / "l.csv").write_text("\n".join(["path,label,patient", *cells, "11.jpg,NA,4"]))
+    table, out = Table(tmp_path / "l.csv", group_column="patient"), tmp_path / "out"
+    options = {"labels": "classes", **options, "val": 0.5, "unlabeled": "skip", "size": 8, "workers": 1}
+    report = convert(table, out, **options)
+    assert sum(report.num_samples.values()) == 11
+    assert report.ignored == {"image without a label": 1}
+    (out / "val-00000.npy").unlink()
+    assert repair(out, table, workers=1).repaired == ("val-00000.npy",)
 
 
 def test_a_split_may_be_without_labels(folder: Path) -> None:

@@ -103,6 +103,9 @@ def test_labels_none_takes_every_image_with_or_without_a_label(tmp_path: Path) -
     found = scan(write_tar(tmp_path / "x.tar", *files), "webdataset", labels="none")
     assert rows(found) == [(key, None) for key in (b"x/a.jpg", b"b.png", b"c.png", b"d.png", b"e")]
     assert faults(found) == {b"e": "expected one image of the sample 'e' in x.tar, found 0 images"}
+    assert list(faults(scan(tmp_path / "x.tar"))) == [b"b.png", b"c.png", b"d.png", b"e"]
+    skipping = scan(tmp_path / "x.tar", unlabeled="skip")
+    assert [list(faults(skipping)), skipping.ignored["image without a label"]] == [[b"c.png", b"d.png", b"e"], 1]
     alone = scan(write_tar(tmp_path / "y.tar", ("b.png", b"b")), labels="none")
     assert rows(alone) == [(b"b.png", None)]
 

@@ -44,6 +44,10 @@ def _has_labels(found: Collection) -> bool:
     return any(source.label is not None for source in _sources(found))
 
 
+def _are_integers(found: Collection) -> bool:
+    return any(isinstance(source.label, int) for source in _sources(found))
+
+
 def _are_leaves(scanned: Scanned) -> bool:
     classes, sources = scanned[2].classes, _sources(scanned[2])
     leaves = (Path(os.fsdecode(one.place if isinstance(one.place, bytes) else one.key)).parent.name for one in sources)
@@ -81,7 +85,10 @@ MEANINGS: Sequence[tuple[str, Callable[..., bool]]] = (
     (r"column '(.+)' has the labels", lambda it, name: _has_labels(it[2]) and _noted(it, "labels", name)),
     (r"column '(.+)' has the splits", lambda it, name: _noted(it, "splits", name)),
     (r"the labels are numbers", lambda it: not it[2].classes and _has_labels(it[2])),
-    (r"the labels are classes", lambda it: bool(it[2].classes) and _has_labels(it[2])),
+    (r"images without a label are left out", lambda it: all(source.label is not None for source in _sources(it[2]))),
+    (r"no column has the splits", lambda it: not _noted(it, "splits from")),
+    (r"a cell may have several labels", lambda it: len(it[2].classes) > 1 and not _are_integers(it[2])),
+    (r"the labels are classes(?: as written)?", lambda it: bool(it[2].classes) and _has_labels(it[2])),
     (r"all rows are of one split", lambda it: len(it[2].splits) == 1),
 )
 """The sentences that a reading may have, and the function that compares the scan of its command with the sentence."""

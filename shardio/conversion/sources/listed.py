@@ -8,39 +8,27 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shardio.conversion.arrays import Label, as_float32
+from shardio.conversion.arrays import Label
 from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.options import EmptyClasses, Labels
+from shardio.conversion.sources.cells import read_column, read_labels
 from shardio.conversion.sources.collection import Collection, ColumnTable, Fault, FileOrigin, Source
+from shardio.conversion.sources.doubt import DoubtError, Reading
 from shardio.conversion.sources.listing import Found, Listing
-from shardio.conversion.sources.names import (
-    DEFAULT_SPLIT,
-    Outside,
-    are_measures,
-    in_split_order,
-    known_split,
-)
-from shardio.conversion.sources.table import Contents, Row, Table, read_table
+from shardio.conversion.sources.names import DEFAULT_SPLIT, Outside, in_split_order, known_split
+from shardio.conversion.sources.table import NO_SPLITS, Contents, Row, Table, read_table
 from shardio.errors import SourceError, counted
 
 # If none of the first files is there, the paths are relative to another folder.
 _PROBED = 20
-
-_INT64 = -(1 << 63), (1 << 63) - 1, "integers that fit in int64"
-# float64 holds integers exactly up to here.
-_EXACT = -(1 << 53), 1 << 53, "-2**53 to 2**53, as other cells are fractions or empty"
-_INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 
 @dataclass
@@ -50,6 +38,8 @@ class _Rows(Listing):
     tables: Sequence[Contents] = ()
 
     def refuse(self, one: Found, expected: str, found: object) -> Fault | None:
+        if one.where is None:
+            return super().refuse(one, expected, found)
         one.where.refuse(expected, found)
         return None
 
@@ -62,6 +52,7 @@ class _Rows(Listing):
         row.refuse(expected, row.path)
 
     def check(self) -> None:
+        super().check()
         for content in self.tables:
             content.faults.check()
 
@@ -76,7 +67,9 @@ class _Rows(Listing):
                 kind = f" (float32, {counted(len(first), 'number')})"
         notes = tuple(f"{content.path.name}: {content.note}{kind}" for content in self.tables)
         columns = self._columns() if any(content.columns for content in self.tables) else None
-        return replace(collection, notes=(*collection.notes, *notes), columns=columns)
+        rows = (one for one in chain.from_iterable(self.found.values()) if one.where is not None)
+        groups = {one.key: one.where.group for one in rows if one.where.group}
+        return replace(collection, notes=(*collection.notes, *notes), columns=columns, groups=groups)
 
     def _columns(self) -> ColumnTable:
         keys: list[bytes] = []
@@ -86,7 +79,7 @@ class _Rows(Listing):
             mine.sort(key=lambda one: one.where.line)
             keys += [one.key for one in mine]
             rows = [one.where for one in mine]
-            parts.append({name: _column(name, number, rows) for number, name in enumerate(content.columns)})
+            parts.append({name: read_column(name, number, rows) for number, name in enumerate(content.columns)})
         types = [{name: numbers.dtype.str for name, numbers in part.items()} for part in parts]
         if others := [one for one in types if one != types[0]]:
             raise SourceError(f"tables: expected the same columns of numbers in all, found {types[0]} and {others[0]}")
@@ -94,14 +87,14 @@ class _Rows(Listing):
         return ColumnTable({key: row for row, key in enumerate(keys)}, values)
 
 
-def list_table(table: Table, *, unlabeled: bool = False) -> Listing:
-    """Returns the images that a table lists, in the order of its rows; without labels if `unlabeled`.
+def list_table(table: Table, labels: Labels | None = None) -> Listing:
+    """Returns the images that a table lists, in the order of its rows; without labels if `labels` is "none".
 
     A key is the path of the image, relative to the table's root if the image is below the root. A missing file becomes
     a source that the conversion refuses. An invalid row raises SourceError, here or from `collect`. Without a root, so
     does a path that leads out of the table's folder: whoever made the table does not choose among the caller's files.
     """
-    content = read_table(table, unlabeled=unlabeled)
+    content = read_table(table, labels)
     folder = Path(os.path.abspath(table.root)) if table.root is not None else table.path.parent
 
     @cache
@@ -141,11 +134,12 @@ def list_table(table: Table, *, unlabeled: bool = False) -> Listing:
         outside.look(key, os.path.islink(key))
         key = key[len(below) :] if key.startswith(below) else key if os.path.isabs(place) else os.path.normpath(place)
         one = Found(os.fsencode(key), None, os.fsencode(place) if key != place else None, row)
+        _check_split(row, known_split(os.path.normpath(row.path).split("/")[0]))
         listed.append((row.split or DEFAULT_SPLIT, one))
     return _listing(Collection(FileOrigin(folder), kind="list", notes=outside.notes), [content], listed)
 
 
-def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collection:
+def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlabeled: bool = False) -> Collection:
     """Returns the collection with the labels, splits and numbers of tables.
 
     `tables` are by split; a table by "" is for all splits. A path in a table is a key or a path in SRC. It may lack the
@@ -193,6 +187,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
             else:
                 ignored.add("row without an image", row.path)
                 continue
+            _check_split(row, split)
             listed.append((row.split or given or split, found))
         content.faults.check()
         if content.rows and not used:
@@ -216,7 +211,20 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
             f"{numbers[0].path}: a table with columns of numbers needs a table for every split; found no table for "
             f"{next(iter(rest))!r}: add one, or leave the columns out"
         )
-    return _listing(replace(collection, splits=rest, ignored=ignored), contents, listed).collect("folders")
+    listing = _listing(replace(collection, splits=rest, ignored=ignored), contents, listed)
+    listing.skips_unlabeled = skips_unlabeled
+    return listing.collect("folders")
+
+
+def _check_split(row: Row, split: str) -> None:
+    """Raises DoubtError if the row has an empty cell for the split, but the picture's folder is of another split."""
+    if row.line in row.table.without_split and split not in ("", row.split, DEFAULT_SPLIT):
+        raise DoubtError(
+            row.table.path,
+            f"{row.table.faults.word} {row.line}: expected a split, as the folder of {row.path!r} says {split!r}, "
+            "found an empty cell: fill it in",
+            [Reading("no column has the splits", {"--split-column": NO_SPLITS})],
+        )
 
 
 def _listing(collection: Collection, contents: Sequence[Contents], listed: Sequence[tuple[str, Found]]) -> Listing:
@@ -225,96 +233,19 @@ def _listing(collection: Collection, contents: Sequence[Contents], listed: Seque
     classes: tuple[str, ...] | None = collection.classes
     names = dict(zip(collection.classes, collection.class_names, strict=False))
     labels: Sequence[str | Label] = [one.label for _, one in listed]
+    others = [split for split, some in collection.splits.items() if some[0].label is not None]
+    as_texts = False
     if any(content.label_names for content in contents):
-        classes, labels = _read_labels(contents, [one.where for _, one in listed])
-        names = {}
+        given, labels = read_labels(contents, [one.where for _, one in listed])
+        if others and any(isinstance(label, tuple) for label in labels):
+            raise SourceError(f"{contents[0].path}: expected names of classes, as {others[0]!r} has, found numbers")
+        as_texts = in_split_order([*found, *others])[0] not in others  # else that split has the classes
+        classes, names = (given, {}) if as_texts else (classes, names)
     for (split, one), label in zip(listed, labels, strict=True):
         found[split].append(one._replace(label=label))
     for split, sources in collection.splits.items():
-        found.setdefault(split, []).extend(Found(source.key, source.label, source.place) for source in sources)
+        found.setdefault(split, [])
+        for source in sources:
+            label = collection.classes[source.label] if as_texts and isinstance(source.label, int) else source.label
+            found[split].append(Found(source.key, label, source.place))
     return _Rows(contents[0].path, found, collection, classes, names, keeps_order=True, tables=contents)
-
-
-def _read_labels(
-    contents: Sequence[Contents], rows: Sequence[Row]
-) -> tuple[tuple[str, ...] | None, Sequence[str | tuple[float, ...] | None]]:
-    """Returns (classes, label of each row). Adds errors to the faults of the tables.
-
-    For class names and integers, labels are texts, and classes are None, as they are still to be numbered. For other
-    numbers, labels are tuples of float32 numbers, and classes name their elements; () for a single column.
-    """
-    labeled = [content for content in contents if content.label_names]
-    if len({content.label_names if len(content.label_names) > 1 else () for content in labeled}) > 1:
-        expected, found = (", ".join(one.label_names) for one in (labeled[0], labeled[-1]))
-        raise SourceError(f"{labeled[-1].path}: expected labels from {expected}, as in other tables, found {found}")
-    for row in rows:
-        if isinstance(row.label, dict):  # of JSON lines; its text would be a class name
-            row.refuse("a name, a number or a list of numbers as label", row.label)
-    texts = [None if row.label is None else _text(row.label) for row in rows]
-    single = all(len(content.label_names) <= 1 for content in contents)
-    are_vectors = any(isinstance(row.label, (list, tuple)) for row in rows)
-    if single and not are_vectors and not are_measures(filter(None, texts)):
-        return None, texts
-    return () if single else labeled[0].label_names, _vectors(rows)
-
-
-def _text(cell: Any) -> str:
-    return str(int(cell) if isinstance(cell, bool) else cell)
-
-
-def _vectors(rows: Iterable[Row]) -> list[tuple[float, ...] | None]:
-    labels: list[tuple[float, ...] | None] = []
-    width = 0
-    for row in rows:
-        labels.append(None)
-        if row.label is None:
-            continue
-        values = row.label if isinstance(row.label, (list, tuple)) else (row.label,)
-        try:
-            found = as_float32([float(_parse(value) if isinstance(value, str) else value) for value in values])
-            if not (len(found) and np.isfinite(found).all()):
-                raise ValueError
-        except (TypeError, ValueError, OverflowError):
-            row.refuse("numbers as labels", row.label)
-            continue
-        labels[-1] = tuple(map(float, found))
-        width = width or len(found)
-        if len(found) != width:
-            row.refuse(f"{width} numbers, as in other rows", row.label)
-    return labels
-
-
-def _column(name: str, number: int, rows: Sequence[Row]) -> NDArray[np.int64] | NDArray[np.float64]:
-    """Returns the numbers of a table's column in `rows`: int64, or float64 with NaN for empty cells."""
-
-    def wrong(row: Row, error: object) -> SourceError:
-        return SourceError(f"{row.table.path}, {row.table.faults.word} {row.line}: column {name!r}: {error}")
-
-    found: list[int | float] = []
-    for row in rows:
-        try:
-            found.append(_parse(row.numbers[number]))
-        except ValueError as error:
-            raise wrong(row, error) from None
-    are_floats = any(isinstance(value, float) for value in found)
-    least, most, expected = _EXACT if are_floats else _INT64
-    for row, value in zip(rows, found, strict=True):
-        if isinstance(value, int) and not least <= value <= most:
-            raise wrong(row, f"expected {expected}, found {value}")
-    values = np.array(found, "<f8" if are_floats else "<i8")
-    if are_floats:
-        values[np.isnan(values)] = np.nan  # all with the same bytes
-    return values
-
-
-def _parse(cell: Any) -> int | float:
-    """Returns the number in a cell; NaN for an empty cell. Raises ValueError for other text."""
-    text = "" if cell is None else _text(cell).strip()
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    try:
-        if not text.isascii() or "_" in text:  # which Python's float would take
-            raise ValueError
-        return float(text or "nan")
-    except ValueError:
-        raise ValueError(f"expected a number or an empty cell, found {text[:80]!r}") from None

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from shardio.conversion.arrays import Label
 from shardio.conversion.options import EmptyClasses, Labels
-from shardio.conversion.sources.collection import Collection, Fault, Place, Source
+from shardio.conversion.sources.collection import Collection, Fault, Ignored, Place, Source
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
 from shardio.conversion.sources.names import (
     DEFAULT_SPLIT,
@@ -76,6 +76,8 @@ class Listing:
     """Descriptions of what is ambiguous in SRC. `collect` raises them if its `labels` is None."""
     has_class_folders: bool = False
     """Whether classes are folders or archives. Only then does `empty_classes` apply to classes without images."""
+    skips_unlabeled: bool = False
+    """Whether images without a label are left out and counted if others of their split have labels."""
     keeps_order: bool = False
     """Whether splits stay in the order of `found`, instead of train, val and test first."""
     may_rename: bool = False
@@ -92,6 +94,9 @@ class Listing:
         """Returns a Fault, which refuses only this image; or notes an error, which `check` raises."""
         self._faults.add(repr(os.fsdecode(one.key)), expected, found)
         return None
+
+    def lacks_label(self, one: Found) -> bool:
+        return one.label is None
 
     def check(self) -> None:
         self._faults.check()
@@ -112,6 +117,9 @@ class Listing:
             self.check()
             raise SourceError(f"{self.src}: expected images, found none")
         unlabeled = labels == "none"
+        ignored = self.known.ignored.copy()
+        if not unlabeled:
+            splits = {split: self._labeled(split, some, ignored) for split, some in splits.items()}
         numbering = self._number(splits, "keep" if unlabeled else empty_classes)
         for again in (False, True):
             sources = {
@@ -140,9 +148,24 @@ class Listing:
             self.known,
             classes=classes,
             splits=sources,
+            ignored=ignored,
             class_names=tuple(self.class_names[name] for name in classes if self.class_names),
             arrays=tuple(spec for spec in self.known.arrays if not (unlabeled and spec.name == LABELS_NAME)),
         )
+
+    def _labeled(self, split: str, some: Sequence[Found], ignored: Ignored) -> Sequence[Found]:
+        """Returns the images that have a label, or all if none has one. Raises DoubtError unless `skips_unlabeled`."""
+        lacking = [one.key for one in some if self.lacks_label(one)]
+        if not lacking or all(one.label is None for one in some):
+            return some
+        if not self.skips_unlabeled:
+            self.check()
+            found = f"found none for {len(lacking):,} of {len(some):,}, such as {os.fsdecode(lacking[0])!r}"
+            skip = Reading("images without a label are left out", {"--unlabeled": "skip"})
+            expected = f"expected a label for every image of {split or DEFAULT_SPLIT!r}, or for none"
+            raise DoubtError(self.src, f"{expected}, {found}", [skip, UNLABELED])
+        ignored.add("image without a label", lacking[0], len(lacking))
+        return [one for one in some if not self.lacks_label(one)]
 
     def _number(self, splits: Mapping[str, Sequence[Found]], empty_classes: EmptyClasses) -> Numbering:
         everything = [one.label for one in chain.from_iterable(splits.values())] if self.classes is None else []
@@ -182,7 +205,7 @@ class Listing:
                     name = numbering.classes[number]
                 label = number or 0
             elif label is None and has_labels:
-                label, wrong = 0, "a label, because other images of the split have labels"
+                label = 0  # of a sample that is refused
             fault = self.refuse(one, wrong, one.label) if wrong and has_labels else None
             yield Source(self.key(split, one, name, again), label if has_labels else None, fault or one.place)
 
@@ -210,7 +233,9 @@ class Listing:
 
 
 def hold_out(src: object, collection: Collection, share: float | None) -> Collection:
-    """Returns the collection with about `share` of its only split, train, as val. A hash of a key alone decides."""
+    """Returns the collection with about `share` of its only split, train, as val. A hash of a key or group decides."""
+    if share is None and collection.groups:
+        raise ValueError("a column of groups keeps them together in `val`: give its share, or leave the column out")
     if share is None:
         return collection
     if list(collection.splits) != [DEFAULT_SPLIT]:
@@ -218,7 +243,8 @@ def hold_out(src: object, collection: Collection, share: float | None) -> Collec
         raise SourceError(f"{src}: expected only the split {DEFAULT_SPLIT!r} for `--val`, found {found}: leave it out")
     sides: dict[str, list[Source]] = {DEFAULT_SPLIT: [], "val": []}
     for source in collection.splits[DEFAULT_SPLIT]:
-        number = hashlib.blake2b(source.key, digest_size=8, key=_KEY_OF_VAL).digest()
+        name = os.fsencode(collection.groups.get(source.key, os.fsdecode(source.key)))
+        number = hashlib.blake2b(name, digest_size=8, key=_KEY_OF_VAL).digest()
         sides["val" if int.from_bytes(number, "big") < share * (1 << 64) else DEFAULT_SPLIT].append(source)
     if empty := [split for split, some in sides.items() if not some]:
         raise SourceError(

@@ -190,10 +190,15 @@ def number_labels(written: Set[tuple[str, str]]) -> Numbering:
     return Numbering(classes, labels, expected)
 
 
-def are_measures(texts: Iterable[str]) -> bool:
-    """Whether labels are measurements: all are numbers or empty, and one has a decimal point or an exponent."""
-    texts = [text for text in texts if text]
-    return all(map(_NUMBER.fullmatch, texts)) and any(map(re.compile("[.eE]").search, texts))
+def is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text) is not None
+
+
+def whole_numbers(texts: Set[str]) -> dict[str, int]:
+    """Returns the number of each text, such as 3 for 3, 03, 3.0 and 3e0; {} if one is not a whole number."""
+    if not all(is_number(text) and float(text).is_integer() for text in texts):
+        return {}
+    return {text: int(float(text) if re.search("[.eE]", text) else text) for text in texts}
 
 
 def _hint(text: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardio.conversion.sources.names import DEFAULT_SPLIT, split_name
+from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
+from shardio.conversion.sources.names import DEFAULT_SPLIT, known_split, split_name
 from shardio.conversion.sources.rows import Faults, read_rows
 from shardio.errors import SourceError
 from shardio.format.layout import RowType, check_array_name, check_kind, is_split_name
@@ -21,6 +23,15 @@ PATH_COLUMNS = (
 )
 LABEL_COLUMNS = ("label", "class", "class_name", "category", "target", "cls")
 SPLIT_COLUMNS = ("split", "subset", "set")
+# Other names that a column of splits may have, without what is no letter.
+_SPLIT_LIKE = re.compile("(data)?(set|split)(type|name)?|usage|phase|k?folds?|partition|is(train|val|test).*")
+_WORD = re.compile("[A-Z]*[a-z]+|[A-Z]+")
+NO_SPLITS = "none"
+"""The `split_column` of a table without splits."""
+_MOST_SPLITS = 20
+_FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
+# How programs write that there is no label.
+_MISSING = ("nan", "n/a", "#n/a", "<na>", "na", "null")
 
 _MAX_PATH_NBYTES = 4096  # the longest that Linux takes
 
@@ -33,6 +44,9 @@ class Table:
     - `root`: if the table is SRC, the folder that paths are relative to; by default the folder of the file
     - `path_column`, `label_columns`, `split_column`: names of columns, by default guessed. Labels that are names or
       integers become classes. Other numbers become float32 labels, and several columns a vector
+    - `split_column` "none": no column has splits
+    - `label_separator`: separates several labels in a cell, which become a vector with a 0 or 1 for each class
+    - `group_column`: name of a column; rows of one group are on one side of `val`
     - `columns`: names of columns of numbers to store as arrays
 
     A Table can also be passed as SRC.
@@ -44,12 +58,16 @@ class Table:
     label_columns: Sequence[str] = ()
     split_column: str = ""
     columns: Sequence[str] = ()
+    label_separator: str = ""
+    group_column: str = ""
 
     def __post_init__(self) -> None:
         for name in ("label_columns", "columns"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be a list of column names, found {getattr(self, name)!r}")
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.label_separator and len(self.label_columns) > 1:
+            raise ValueError(f"label_separator is for one column of labels, found {', '.join(self.label_columns)}")
         used = [name for name in (self.path_column, *self.label_columns, self.split_column) if name]
         if (repeated := first_repeated(used)) is not None:
             raise ValueError(f"columns of paths, labels and splits must be distinct, found {repeated!r} twice")
@@ -78,47 +96,70 @@ class Row(NamedTuple):
     """The label as written: a value, a tuple of the values of several columns, or None for empty cells."""
     numbers: tuple[Any, ...]
     """The cells in `columns` of the table."""
+    group: str
+    """"" if the table has no column of groups."""
 
     def refuse(self, expected: str, found: object) -> None:
         self.table.faults.add(self.line, expected, found)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Contents:
     """The valid rows of a table."""
 
-    path: Path
+    table: Table
     faults: Faults
     label_names: tuple[str, ...]
     columns: tuple[str, ...]
-    note: str
-    """Says which columns are read as paths, labels and splits."""
+    labels: str | None
+    """The option `labels`."""
+    is_guessed: bool
+    """Whether the column of labels is only the one that is left."""
+    note: str = ""
+    """Says which columns are read as paths, labels and splits, and which are not used."""
     rows: list[Row] = field(default_factory=list)
+    without_split: set[int] = field(default_factory=set)
+    """The lines whose cell in the column of splits is empty."""
+
+    @property
+    def path(self) -> Path:
+        return self.table.path
 
 
-def read_table(table: Table, *, unlabeled: bool = False) -> Contents:
-    """Returns the valid rows of a table, without labels if `unlabeled`. Notes errors in other rows as `faults`."""
+def read_table(table: Table, labels: str | None = None, split: str = "") -> Contents:
+    """Returns the valid rows of a table, without labels if `labels` is "none". Notes errors in other rows as `faults`.
+
+    `split` is the split that the table is for, or "". Raises DoubtError if a column that is not used may have splits.
+    """
     names, rows, faults = read_rows(table.path, (*PATH_COLUMNS, *LABEL_COLUMNS))
     path = _column(table, names, "path", table.path_column, PATH_COLUMNS)
     if path is None:
         way = "pass `--path-column NAME`, or put the names of columns into the first line"
         raise SourceError(f"{table.path}: expected a column of paths, found the columns {_listed(names)}: {way}")
-    split = _column(table, names, "split", table.split_column, SPLIT_COLUMNS)
-    labels = {} if unlabeled else _label_columns(table, names, path, split)
+    has_splits = table.split_column != NO_SPLITS
+    splits = _column(table, names, "split", table.split_column, SPLIT_COLUMNS) if has_splits else None
+    group = _existing(table, names, table.group_column) if table.group_column else None
     stored = {name: _existing(table, names, name) for name in table.columns}
     for name in stored:
         try:
             check_kind(check_array_name(name), "array", RowType("<f8", ()), None)
         except ValueError as error:
             raise SourceError(f"{table.path}: column {name!r}: {error}") from None
-    note = f"paths from {names[path]!r}, {f'labels from {_listed(labels)}' if labels else 'no labels'}"
-    if split is not None:
-        note += f", splits from {names[split]!r}"
-    content = Contents(table.path, faults, tuple(labels), tuple(stored), note)
+    given = {} if labels == "none" else _label_columns(table, names)
+    used = {path, splits, group, *given.values(), *stored.values()}
+    unused = {number: name for number, name in enumerate(names) if number not in used}
+    guess = unused if labels != "none" and not (given or stored) else {}
+    found = given or ({name: number for number, name in guess.items()} if len(guess) == 1 else {})
+    content = Contents(table, faults, tuple(found), tuple(stored), labels, is_guessed=bool(guess))
+    values: dict[int, set[str]] = {number: set() for number in unused}
     first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
     for line, cells in rows:
-        given = "" if split is None else _present(cells[split])
-        word = DEFAULT_SPLIT if given is None else str(given)
+        for number, seen in list(values.items()):
+            seen.update(() if (value := _present(cells[number])) is None else (str(value),))
+            if len(seen) > _MOST_SPLITS:
+                del values[number]
+        cell = "" if splits is None else _present(cells[splits])
+        word = (split or DEFAULT_SPLIT) if cell is None else _split_of_flag(names[splits or 0], cell)
         where, name = cells[path], split_name(word)
         known, there = first.setdefault(name, (word, line))
         text = "" if where is None else os.fsdecode(where) if isinstance(where, bytes) else str(where)
@@ -128,17 +169,62 @@ def read_table(table: Table, *, unlabeled: bool = False) -> Contents:
             faults.add(line, "a split named with letters, digits, '.', '_' and '-'", word)
         elif known.lower() != word.lower():
             faults.add(line, f"the split {known!r}, as in {faults.word} {there}", word)
+        elif split and word and name != split_name(split):
+            faults.add(line, f"the split {split!r}, for which the table is given", word)
+        elif group is not None and _present(cells[group]) is None:
+            faults.add(line, f"a group in the column {table.group_column!r}", "an empty cell")
         else:
-            values = tuple(_present(cells[number]) for number in labels.values())
-            label = None if all(value is None for value in values) else values if len(values) > 1 else values[0]
-            content.rows.append(Row(content, line, text, name, label, tuple(cells[at] for at in stored.values())))
+            if cell is None:
+                content.without_split.add(line)
+            one = tuple(_present(cells[number], _MISSING) for number in found.values())
+            label = None if all(value is None for value in one) else one if len(one) > 1 else one[0]
+            numbers = tuple(cells[number] for number in stored.values())
+            belongs = "" if group is None else str(_present(cells[group]))
+            content.rows.append(Row(content, line, text, name, label, numbers, belongs))
+    if has_splits and splits is None:
+        _doubt_splits(table, {unused[number]: seen for number, seen in values.items()}, split)
+    if len(guess) > 1:
+        likely = [*(name for number, name in guess.items() if len(values.get(number, ())) > 1), *guess.values()]
+        columns = [column_reading(name) for name in list(dict.fromkeys(likely))[:3]]
+        raise DoubtError(
+            table.path, f"expected one column of labels, found {_listed(guess.values())}", [*columns, UNLABELED]
+        )
+    content.note = f"paths from {names[path]!r}, {f'labels from {_listed(found)}' if found else 'no labels'}"
+    content.note += "" if splits is None else f", splits from {names[splits]!r}"
+    if left := [name for name in unused.values() if name not in found]:
+        content.note += f", not used: {_listed(left)}"
     return content
 
 
-def _present(cell: Any) -> Any:
-    """Returns the value of a cell, text without spaces around it; None if the cell is empty or NaN."""
+def _doubt_splits(table: Table, values: Mapping[str, Set[str]], split: str) -> None:
+    """Raises DoubtError if a column has a name of splits, or only words for splits, unless all are `split` or train."""
+    for name, seen in values.items():
+        plain = re.sub("[^a-z]", "", name.lower())
+        is_named = not split and len(seen) > 1 and bool(_SPLIT_LIKE.fullmatch(plain))
+        known = [{known_split(part.lower()) for part in _WORD.findall(word)} - {""} for word in seen]
+        if is_named or (all(known) and set().union(*known) - {split or DEFAULT_SPLIT}):
+            options = ({"--split-column": name}, {"--split-column": NO_SPLITS})
+            meanings = f"column {name!r} has the splits", "no column has the splits"
+            found = f"expected to know whether the column {name!r} has splits, found {_listed(sorted(seen))}"
+            raise DoubtError(table.path, found, list(map(Reading, meanings, options)))
+
+
+def _split_of_flag(name: str, cell: object) -> str:
+    """Returns the split that a 0 or 1 means in a column such as is_train; other cells as texts."""
+    match = re.match("is[-_ ]?(train|val|test)", name.lower())
+    if not match or str(cell).lower() not in _FLAGS:
+        return str(cell)
+    return match[1] if _FLAGS[str(cell).lower()] else "test" if match[1] == "train" else "train"
+
+
+def column_reading(name: str) -> Reading:
+    return Reading(f"column {name!r} has the labels", {"--label-column": name})
+
+
+def _present(cell: Any, missing: Sequence[str] = ()) -> Any:
+    """Returns the value of a cell, text without spaces around it; None if it is empty, NaN or a word in `missing`."""
     if isinstance(cell, str):
-        return cell.strip() or None
+        return None if cell.strip().lower() in ("", *missing) else cell.strip()
     return None if isinstance(cell, float) and cell != cell else cell
 
 
@@ -169,17 +255,10 @@ def _column(table: Table, names: Sequence[str], what: str, given: str, known: tu
     return lower.index(found[0]) if found else None
 
 
-def _label_columns(table: Table, names: Sequence[str], path: int, split: int | None) -> dict[str, int]:
-    """Returns the index of each column of labels, by the column's name; {} if the table has no labels."""
+def _label_columns(table: Table, names: Sequence[str]) -> dict[str, int]:
+    """Returns the index of each column of labels, by the column's name; {} if no option and no name says it."""
     if table.label_columns:
         return {name: _existing(table, names, name) for name in table.label_columns}
     if (label := _column(table, names, "label", "", LABEL_COLUMNS)) is not None:
         return {names[label]: label}
-    if table.columns:
-        return {}
-    rest = [number for number in range(len(names)) if number not in (path, split)]
-    if len(rest) > 1:
-        way = "pass `--label-column` (several columns are a vector of numbers), or `--labels none`"
-        found = _listed(names[number] for number in rest)
-        raise SourceError(f"{table.path}: expected one column of labels, found {found}: {way}")
-    return {names[number]: number for number in rest}
+    return {}

@@ -31,16 +31,17 @@ _MAGIC = re.compile(r"[{*?[]")
 _MOST_TARS = 1_000_000
 
 
-def list_webdataset(src: Path, *, unlabeled: bool = False) -> Listing:
+def list_webdataset(src: Path, *, unlabeled: bool = False, skips_unlabeled: bool = False) -> Listing:
     """Returns the samples of a tar, of all tars in a folder and its subfolders, or of the tars that match a pattern.
 
     - A pattern has braces, as in train-{000..146}.tar, or wildcards, as in *.tar.
     - A label is the content of a .cls member, or a field of a .json member.
     - A split is named by the folders or names of the tars, or by the first folder in the names of all samples.
-    - A sample without an image, or without a label unless `unlabeled`, becomes a source that the conversion refuses.
+    - A sample without an image, or without a label unless `unlabeled` or `skips_unlabeled`, becomes a source that the
+      conversion refuses.
     """
     folder, tars, ignored = _find_tars(src)
-    samples = list(chain.from_iterable(drain(_walk(folder, tar, ignored, unlabeled) for tar in tars)))
+    samples = list(chain.from_iterable(drain(_walk(folder, tar, ignored, unlabeled, skips_unlabeled) for tar in tars)))
     faults = [sample.place.detail for sample in samples if isinstance(sample.place, Fault)]
     if len(faults) == len(samples):
         instead = f"none among {len(samples):,}; the first: {faults[0]}" if faults else "no sample"
@@ -68,6 +69,9 @@ class _Tars(Listing):
         if isinstance(one.place, Fault):
             return one.place
         return Fault(f"the label of {_name(one)}: expected {expected}, found {found!r:.80}")
+
+    def lacks_label(self, one: Found) -> bool:
+        return one.label is None and not isinstance(one.place, Fault)
 
     def refuse_repeat(self, one: Found, first: Found) -> None:
         raise SourceError(f"{self.src}: expected distinct names of samples in a tar, found {_name(one)} twice")
@@ -140,7 +144,9 @@ def _expand_braces(text: str) -> Iterator[str]:
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def _walk(folder: Path, tar: str, ignored: Ignored, unlabeled: bool) -> Generator[Found, None, None]:
+def _walk(
+    folder: Path, tar: str, ignored: Ignored, unlabeled: bool, skips_unlabeled: bool
+) -> Generator[Found, None, None]:
     """Yields the samples of a tar. Counts other members in `ignored`.
 
     The place of a sample is a Fault unless it has one image and one label (any labels if `unlabeled`).
@@ -176,7 +182,7 @@ def _walk(folder: Path, tar: str, ignored: Ignored, unlabeled: bool) -> Generato
         wrong = ""
         if len(images) != 1:
             wrong = f"expected one image of {_name(one)}, found {counted(len(images), 'image')}"
-        elif len(labels) != 1 and not unlabeled:
+        elif not unlabeled and (len(labels) > 1 or not (labels or skips_unlabeled)):
             wrong = f"expected one label (.cls or .json) of {_name(one)}, found {counted(len(labels), 'label')}"
         elif isinstance(label, Fault) and not unlabeled:
             wrong = f"the label of {_name(one)}: {label.detail}"

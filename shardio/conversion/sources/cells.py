@@ -1,0 +1,182 @@
+"""What the cells of tables mean: labels that are classes, numbers or several classes, and columns of numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import cache
+from itertools import chain
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.conversion.arrays import as_float32
+from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
+from shardio.conversion.sources.names import is_number, numbers_up_to, whole_numbers
+from shardio.conversion.sources.table import Contents, Row, column_reading
+from shardio.errors import SourceError, first_of
+
+_INT64 = -(1 << 63), (1 << 63) - 1, "integers that fit in int64"
+# float64 holds integers exactly up to here.
+_EXACT = -(1 << 53), 1 << 53, "-2**53 to 2**53, as other cells are fractions or empty"
+_INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
+
+_CLASSES, _NUMBERS = {"--labels": "classes"}, {"--labels": "numbers"}
+_SEPARATORS = ("|", ";", ",", " ")
+# A column that is only the one that is left may have so many different texts, or half as many as rows.
+_MOST_TEXTS = 20
+_MOST_IN_A_VECTOR = 10_000
+_AS_FLOAT = re.compile("[.eE]")
+_AS_CODE = re.compile("[.eE]|^0[0-9]")
+
+Labels = tuple[tuple[str, ...] | None, Sequence[str | tuple[float, ...] | None]]
+
+
+def read_labels(contents: Sequence[Contents], rows: Sequence[Row]) -> Labels:
+    """Returns (classes, label of each row). Adds errors to the faults of the tables.
+
+    For class names and integers, labels are texts, and classes are None if they are still to be numbered. For other
+    numbers, labels are tuples of float32 numbers, and classes name their elements; () for a single column. Raises
+    DoubtError if texts may be classes or numbers, or several classes, and the option `labels` does not say it.
+    """
+    labeled = [content for content in contents if content.label_names]
+    if len({content.label_names if len(content.label_names) > 1 else () for content in labeled}) > 1:
+        expected, found = (", ".join(one.label_names) for one in (labeled[0], labeled[-1]))
+        raise SourceError(f"{labeled[-1].path}: expected labels from {expected}, as in other tables, found {found}")
+    for row in rows:
+        if isinstance(row.label, dict):  # of JSON lines; its text would be a class name
+            row.refuse("a name, a number or a list of numbers as label", row.label)
+    if len(labeled[0].label_names) > 1:
+        return labeled[0].label_names, _vectors(rows)
+    first, option = labeled[0], labeled[0].labels
+    lists = [row.label for row in rows if isinstance(row.label, (list, tuple))]
+    if first.table.label_separator or any(isinstance(part, str) for part in chain.from_iterable(lists)):
+        return _several(rows, first)
+    texts = [None if row.label is None else _text(row.label) for row in rows]
+    distinct = {text for text in texts if text}
+    numbers = whole_numbers(distinct)
+    if not lists and option is None:
+        _doubt(first, distinct, numbers, len(texts))
+    if lists or option == "numbers" or (option is None and not numbers and distinct and all(map(is_number, distinct))):
+        return (), _vectors(rows)
+    if option == "classes" and (not numbers or _written_apart(numbers)):
+        return tuple(sorted(distinct)), texts
+    return None, [str(numbers[text]) if text in numbers else text for text in texts]
+
+
+def _written_apart(numbers: Mapping[str, int]) -> bool:
+    """Whether a number is written in several ways, such as 01 and 1; 1 and 1.0 are the same way."""
+    return len({text.partition(".")[0] for text in numbers}) > len(set(numbers.values()))
+
+
+def _doubt(content: Contents, texts: Set[str], numbers: Mapping[str, int], num_rows: int) -> None:
+    """Raises DoubtError if the `texts` of labels may mean several things. `numbers` is `whole_numbers(texts)`."""
+    name, some = content.label_names[0], first_of(sorted(texts), 3, repr)
+    as_classes, as_numbers = Reading("the labels are classes", _CLASSES), Reading("the labels are numbers", _NUMBERS)
+    as_written = as_classes._replace(meaning="the labels are classes as written")
+
+    def doubt(found: str, *readings: Reading) -> NoReturn:
+        raise DoubtError(content.path, f"expected labels in the column {name!r}, found {found}", readings)
+
+    are_numbers, values = all(map(is_number, texts)), set(numbers.values())
+    if content.is_guessed and texts and (are_numbers or len(texts) > max(_MOST_TEXTS, num_rows // 2)):
+        what = "numbers" if are_numbers else f"{len(texts):,} different texts"
+        doubt(f"{what} such as {some}", column_reading(name), UNLABELED)
+    for one in _SEPARATORS:
+        several = (text for text in texts if one in text and {part.strip() for part in text.split(one)} <= texts)
+        if text := next(several, ""):
+            meaning = Reading("a cell may have several labels", {"--label-separator": one})
+            doubt(f"{text!r} beside its parts", as_written, meaning)
+    if not are_numbers and (codes := [text for text in texts if is_number(text) and _AS_CODE.search(text)]):
+        doubt(f"numbers such as {min(codes)!r} among names", as_written)
+    if _written_apart(numbers):
+        doubt(f"a number that is written in several ways, such as {some}", as_written, as_numbers)
+    has_gap = bool(numbers) and (min(values) not in (0, 1) or len(values) <= max(values) - min(values))
+    if has_gap and any(map(_AS_FLOAT.search, texts)):
+        doubt(f"whole numbers with gaps and a decimal point, such as {some}", as_classes, as_numbers)
+
+
+def _several(rows: Sequence[Row], content: Contents) -> Labels:
+    """Returns the labels of `read_labels` if a cell may have several, which are vectors of 0 and 1."""
+    separator = content.table.label_separator
+    found: list[frozenset[str] | None] = []
+    for row in rows:
+        cells = row.label if isinstance(row.label, (list, tuple)) else [row.label]
+        texts = [_text(cell) for cell in cells if cell is not None]
+        parts = chain.from_iterable(text.split(separator) if separator else [text] for text in texts)
+        found.append(frozenset(part.strip() for part in parts if part.strip()) or None)
+    names: Sequence[str] = sorted(frozenset().union(*filter(None, found)))
+    if all(name.isdecimal() and name == str(int(name)) for name in names):
+        names = numbers_up_to(0, max(map(int, names), default=-1))
+    if not 2 <= len(names) <= _MOST_IN_A_VECTOR:
+        expected = f"2 to {_MOST_IN_A_VECTOR:,} different labels for vectors of 0 and 1"
+        raise SourceError(f"{content.path}: expected {expected}, found {len(names):,}")
+
+    @cache  # rows share the vectors
+    def vector(mine: frozenset[str]) -> tuple[float, ...]:
+        return tuple(float(name in mine) for name in names)
+
+    return tuple(names), [None if mine is None else vector(mine) for mine in found]
+
+
+def _text(cell: Any) -> str:
+    return str(int(cell) if isinstance(cell, bool) else cell)
+
+
+def _vectors(rows: Iterable[Row]) -> list[tuple[float, ...] | None]:
+    labels: list[tuple[float, ...] | None] = []
+    width = 0
+    for row in rows:
+        labels.append(None)
+        if row.label is None:
+            continue
+        values = row.label if isinstance(row.label, (list, tuple)) else (row.label,)
+        try:
+            found = as_float32([float(_parse(value) if isinstance(value, str) else value) for value in values])
+            if not (len(found) and np.isfinite(found).all()):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            row.refuse("numbers as labels", row.label)
+            continue
+        labels[-1] = tuple(map(float, found))
+        width = width or len(found)
+        if len(found) != width:
+            row.refuse(f"{width} numbers, as in other rows", row.label)
+    return labels
+
+
+def read_column(name: str, number: int, rows: Sequence[Row]) -> NDArray[np.int64] | NDArray[np.float64]:
+    """Returns the numbers of a table's column in `rows`: int64, or float64 with NaN for empty cells."""
+
+    def wrong(row: Row, error: object) -> SourceError:
+        return SourceError(f"{row.table.path}, {row.table.faults.word} {row.line}: column {name!r}: {error}")
+
+    found: list[int | float] = []
+    for row in rows:
+        try:
+            found.append(_parse(row.numbers[number]))
+        except ValueError as error:
+            raise wrong(row, error) from None
+    are_floats = any(isinstance(value, float) for value in found)
+    least, most, expected = _EXACT if are_floats else _INT64
+    for row, value in zip(rows, found, strict=True):
+        if isinstance(value, int) and not least <= value <= most:
+            raise wrong(row, f"expected {expected}, found {value}")
+    values = np.array(found, "<f8" if are_floats else "<i8")
+    if are_floats:
+        values[np.isnan(values)] = np.nan  # all with the same bytes
+    return values
+
+
+def _parse(cell: Any) -> int | float:
+    """Returns the number in a cell; NaN for an empty cell. Raises ValueError for other text."""
+    text = "" if cell is None else _text(cell).strip()
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    try:
+        if not text.isascii() or "_" in text:  # which Python's float would take
+            raise ValueError
+        return float(text or "nan")
+    except ValueError:
+        raise ValueError(f"expected a number or an empty cell, found {text[:80]!r}") from None
