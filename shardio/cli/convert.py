@@ -135,6 +135,7 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
     "quality",
     "val",
     "masks",
+    "mask_suffix",
     "shard_size",
     "max_bad",
     "workers",
@@ -285,7 +286,7 @@ def _verdict(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
 @click.command(short_help="Make damaged files of a set again.")
 @set_argument
 @click.argument("src", type=folder)
-@convert_options("source", "masks", "workers")
+@convert_options("source", "masks", "mask_suffix", "workers")
 @table_options
 @json_option
 def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:

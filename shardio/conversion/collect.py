@@ -16,7 +16,7 @@ from pathlib import Path
 from shardio.conversion.arrays import ArraySpec, declare
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.images.headers import has_image_suffix
-from shardio.conversion.images.mask import read_dtype
+from shardio.conversion.images.mask import decode_mask
 from shardio.conversion.options import ConvertOptions, EmptyClasses, Labels
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.containers import RECIPE, find_container
@@ -142,11 +142,12 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
         return collection
     if not collection.has_pixels:
         raise ValueError("`masks` is for images, but SRC has only arrays: leave `masks` out")
-    origin = replace(collection.origin, masks=Path(os.path.abspath(options.masks)))
+    folder, suffix = Path(os.path.abspath(options.masks)), options.mask_suffix
+    origin = replace(collection.origin, masks=folder, mask_suffix=suffix)
     first: DecodeError | None = None
     for source in islice(chain.from_iterable(collection.splits.values()), _MOST_TRIED):
         try:
-            dtype = read_dtype(origin.read_mask(source))
+            dtype = decode_mask(origin.read_mask(source)).dtype
         except DecodeError as error:
             first = first or error
             continue
@@ -154,9 +155,9 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
         return replace(collection, origin=origin, arrays=(*collection.arrays, masks))
     tried = min(_MOST_TRIED, collection.num_sources)
     raise SourceError(
-        f"{origin.masks}: expected a mask in this folder for each image, with the image's path in SRC and the suffix "
-        f".png or .webp; found no readable mask for the first {tried:,} images. The first image: "
-        f"{first.detail if first else 'none'}"
+        f"{folder}: expected a mask in this folder for each image, with the image's path in SRC; found no readable "
+        f"mask for the first {tried:,} images. The first image: {first.detail if first else 'none'}. If masks have "
+        "other names, as 1_mask.png for 1.jpg, pass `--mask-suffix _mask`; `--mask-suffix OLD=NEW` replaces an ending"
     )
 
 

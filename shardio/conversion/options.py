@@ -136,11 +136,15 @@ class ConvertOptions:
     """For a collection without a split for evaluation. A fraction above 0 and below 1."""
     masks: str | os.PathLike[str] | None = _option(
         None,
-        "Folder of a mask for each picture, for the array `mask`: PNGs or lossless WebPs at the same paths "
-        "as in SRC. A picture without its mask is refused.",
+        "Folder of a mask for each picture, for the array `mask`: PNG, TIFF, BMP, GIF or lossless WebP at the same "
+        "paths as in SRC. A picture without its mask is refused.",
         metavar="DIR",
     )
     """For segmentation. Masks are gray images of 8 or 16 bits, or palette images."""
+    mask_suffix: str = _option(
+        "", "Ending of the masks' names, such as _mask for 1_mask.png; OLD=NEW replaces an ending.", metavar="TEXT"
+    )
+    """For masks that are not called as their pictures are."""
     arrays: "Mapping[str, ArrayDeclaration] | None" = None
     """For datasets whose items are dicts: (kind, dtype, shape) of each entry to store as an array, by name."""
     workers: int | None = _option(None, "Cores to use.  [default: all]", least=1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import struct
+import zlib
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -89,7 +91,11 @@ def test_a_mask_turns_with_its_picture(tmp_path: Path) -> None:
     for orientation in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = orientation
-        for name, kind in ((f"{orientation}a.jpg", "JPEG"), (f"{orientation}b.png", "PNG")):
+        for name, kind in (
+            (f"{orientation}a.jpg", "JPEG"),
+            (f"{orientation}b.png", "PNG"),
+            (f"{orientation}c.tif", "TIFF"),
+        ):
             put(tmp_path / "src" / name, encode(picture, kind, exif=exif))
             put(tmp_path / "masks" / f"{name[:2]}.png", encode(mask, "PNG"))
     for rotate in (False, True):
@@ -98,7 +104,7 @@ def test_a_mask_turns_with_its_picture(tmp_path: Path) -> None:
         shards = open_shards(out)
         for sample, key in zip(shards, shards.index["key"].tolist(), strict=True):
             assert np.array_equal(sample.image[::19, ::19, 0] > 128, sample.arrays["mask"][::19, ::19] == 7)
-            turned = rotate and key[:1] not in (b"1", b"5")  # 5 exchanges rows and columns alone
+            turned = (rotate or key[1:2] == b"c") and key[:1] not in (b"1", b"5")  # 5 exchanges rows and columns alone
             assert (sample.arrays["mask"][0, 0] == 7) != turned
 
 
@@ -130,19 +136,56 @@ def test_masks_hold_the_numbers_that_were_stored() -> None:
     assert np.array_equal(decode_mask(palette(ids % 2, bits=1)), ids % 2)
     assert np.array_equal(decode_mask(encode(Image.fromarray(ids % 2 == 0), "PNG")), ids % 2 == 0)
     assert np.array_equal(decode_mask(encode(np.stack([ids] * 3, axis=2), "WEBP", lossless=True)), ids)
+    for kind in ("PNG", "TIFF", "BMP", "GIF"):
+        indexed = Image.fromarray(ids, "P")
+        indexed.putpalette(np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes())
+        for image in (ids, *([] if kind == "GIF" else [indexed, np.stack([ids] * 3, axis=2)])):
+            assert np.array_equal(decode_mask(encode(image, kind)), ids)
+        if kind != "GIF":
+            assert np.array_equal(decode_mask(encode(Image.fromarray(ids % 2 == 0), kind)), ids % 2 == 0)
+    assert np.array_equal(decode_mask(encode(np.stack([ids] * 3 + [0 * ids + 255], axis=2), "PNG")), ids)
     deep = ids * np.uint16(257) + np.uint16(1)
-    found = decode_mask(encode(deep, "PNG"))
-    assert found.dtype == np.uint16
-    assert np.array_equal(found, deep)
+    for kind in ("PNG", "TIFF"):
+        found = decode_mask(encode(deep, kind))
+        assert found.dtype == np.uint16
+        assert np.array_equal(found, deep)
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+DEEP_COLOR = b"\x89PNG\r\n\x1a\n" + b"".join(
+    (
+        chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)),
+        chunk(b"IDAT", zlib.compress(bytes(7))),
+        chunk(b"IEND", b""),
+    )
+)
 
 
 @pytest.mark.parametrize(
     ("data", "reason", "detail"),
     [
-        (encode(np.zeros((4, 4, 3), np.uint8), "PNG"), "unsupported", "found a PNG of color"),
-        (encode(np.zeros((4, 4, 4), np.uint8), "PNG"), "unsupported", "found a PNG of color with alpha"),
-        (encode(Image.new("LA", (4, 4)), "PNG"), "unsupported", "found a PNG of gray with alpha"),
-        (encode(gray(0, 8, 8), "JPEG"), "unsupported", "found another file"),
+        (encode(np.uint8([[[1, 1, 2]]]), "PNG"), "unsupported", "found a PNG of color: its channels differ"),
+        (encode(np.zeros((4, 4, 4), np.uint8), "PNG"), "unsupported", "found a PNG with transparency"),
+        (encode(Image.new("LA", (4, 4)), "PNG"), "unsupported", "found a PNG with transparency"),
+        (DEEP_COLOR, "unsupported", "found a PNG of color"),
+        (encode(gray(0, 8, 8), "JPEG"), "unsupported", "found a JPEG"),
+        (encode(gray(0, 8, 8), "TIFF", tiffinfo={274: 3}), "unsupported", "a TIFF of several pictures .*orientation"),
+        (encode(gray(0, 8, 8), "TIFF", tiffinfo={262: 0}), "unsupported", "where 0 is white"),
+        (encode(Image.new("CMYK", (4, 4)), "TIFF"), "unsupported", "a TIFF of color"),
+        (
+            encode(Image.new("L", (4, 4)), "GIF", save_all=True, append_images=[Image.new("L", (4, 4), 9)]),
+            "unsupported",
+            "a GIF of several pictures",
+        ),
+        (
+            encode(Image.fromarray(random_picture(np.random.default_rng(0), 8, 8)).quantize(9), "GIF"),
+            "unsupported",
+            "of color",
+        ),
+        (b"P5 1 1 255\n\0", "unsupported", "found another file"),
         (encode(np.zeros((4, 4, 3), np.uint8), "WEBP"), "unsupported", "a WebP that is lossy"),
         (encode(random_picture(np.random.default_rng(0), 8, 8), "WEBP", lossless=True), "unsupported", "of color"),
         (encode(gray(0, 64, 64), "PNG")[:2000], "damaged", "Error: "),
@@ -186,7 +229,7 @@ def test_a_picture_without_a_sound_mask_is_refused_and_listed(tmp_path: Path) ->
     report = convert(src, tmp_path / "out", masks=folder, size=16, workers=1, max_bad=4)
     assert report.refused == {"incomplete": 1, "empty": 1, "damaged": 1, UNREADABLE: 1}
     details = {reject["key"]: reject["detail"] for reject in rejects(tmp_path / "out")}
-    assert details["a/0.png"] == "mask: the image has no mask: expected a/0.png or a/0.webp, found none"
+    assert details["a/0.png"] == "mask: the image has no mask: expected a/0.png, found none"
     assert details["a/2.png"] == "mask: expected 37 x 20 pixels, the size of the picture, found 20 x 37"
     found = masks_of(open_shards(tmp_path / "out"))
     assert found.keys() == {"a/4.png", "b/5.png"}
@@ -248,7 +291,7 @@ def test_keys_say_where_masks_are_whatever_the_pictures_are_stored_in(tmp_path: 
     away = Table(listed.parent / "away.txt", root=listed.parent)
     report = convert(away, tmp_path / "away", masks=folder, size=16, workers=1, max_bad=1)
     assert report.refused == {"incomplete": 1}
-    assert "expected an image below SRC" in rejects(tmp_path / "away")[0]["detail"]
+    assert "expected a path below SRC" in rejects(tmp_path / "away")[0]["detail"]
 
 
 def test_folders_of_splits_that_are_called_otherwise_have_masks_under_either_name(tmp_path: Path) -> None:
@@ -262,6 +305,23 @@ def test_folders_of_splits_that_are_called_otherwise_have_masks_under_either_nam
         if name == "Training":
             (tmp_path / "masks" / "Training").rename(tmp_path / "masks" / "train")
     assert hashes(tmp_path / "out-Training") == hashes(tmp_path / "out-train")
+
+
+@pytest.mark.parametrize(("suffix", "names"), [("_mask", "{}_mask.tif"), ("_rgb=_ids", "{}_ids.png")])
+def test_masks_may_have_names_that_end_otherwise(tmp_path: Path, suffix: str, names: str) -> None:
+    src, folder, masks = make_tree(tmp_path)
+    for key, mask in masks.items():
+        (folder / key).unlink()
+        put(folder / names.format(key[:-4]), encode(mask, "TIFF" if names.endswith("tif") else "PNG"))
+        (src / key).rename(src / (key if suffix == "_mask" else f"{key[:-4]}_rgb.png"))
+    with pytest.raises(SourceError, match="--mask-suffix"):
+        convert(src, tmp_path / "out", masks=folder, size=16, workers=1)
+    called("plan", src, "--masks", folder, "--mask-suffix", suffix, "--size", 16, "--max-bad", 0)
+    called("convert", src, tmp_path / "out", "--masks", folder, "--mask-suffix", suffix, "--size", 16, "--max-bad", 0)
+    found = masks_of(open_shards(tmp_path / "out"))
+    assert len(found) == len(masks)
+    for key, mask in found.items():
+        assert np.array_equal(mask, plain_nearest(masks[key.replace("_rgb", "")], Fit((16, 16))))
 
 
 def test_plan_counts_masks_and_refuses_what_convert_would(tmp_path: Path) -> None:

@@ -125,6 +125,9 @@ EXACT: dict[str, tuple[bytes, NDArray[Any]]] = {
     ),
     "TIFF, 16 bits, big endian": (tiff(BLACK_IS_0 | {258: (16,)}, DEEP.astype(">u2").tobytes(), ">"), gray(DEEP / 257)),
     "TIFF, colors of 16 bits": (tiff(COLORS | {258: (16,) * 3}, DEEP_RGB.astype("<u2").tobytes()), RGB),
+    "TIFF with a band of no declared meaning": (tiff(COLORS | {258: (8,) * 4, 277: (4,)}, RGBA.tobytes()), RGB),
+    "TIFF with a band": (tiff(COLORS | {258: (8,) * 4, 277: (4,), 338: (0,)}, RGBA.tobytes()), RGB),
+    "TIFF with transparency": (tiff(COLORS | {258: (8,) * 4, 277: (4,), 338: (2,)}, RGBA.tobytes()), over(RGB, ALPHA)),
     "TIFF with inks": (encode(Image.fromarray(255 - RGB).convert("CMYK"), "TIFF"), 255 - RGB),
     "GIF": (encode(quantized(), "GIF"), EXPECTED_QUANTIZED),
     "GIF in four passes": (encode(quantized(), "GIF", interlace=1), EXPECTED_QUANTIZED),
@@ -162,6 +165,24 @@ def test_every_kind_gives_the_picture_that_its_values_mean(kind: str) -> None:
         values = (np.pad(GRAY, ((0, 0), (0, 1)))[:, ::2] >> 4) * 17
         expected = gray(np.stack([values, 0 * values], axis=2).reshape(23, -1)[:, :37])
     assert np.abs(decoded.pixels - expected).max() <= (1 if "A" in kind or "alpha" in kind else 0.5), kind
+
+
+FACTS: dict[tuple[str, ...], list[bytes]] = {
+    (): [encode(RGB, "JPEG"), encode(RGB, "PNG"), encode(RGBA | np.uint8([0, 0, 0, 255]), "PNG"), EXACT["BMP"][0]],
+    ("transparent",): [EXACT["TIFF with transparency"][0], encode(RGBA, "PNG"), encode(RGBA, "WEBP")],
+    ("band",): [EXACT["TIFF with a band"][0], EXACT["TIFF with a band of no declared meaning"][0]],
+    ("deep",): [encode(DEEP, "PNG"), EXACT["PPM of 16 bits"][0], EXACT["TIFF, colors of 16 bits"][0]],
+    ("deep", "dark"): [encode(DEEP // 4, "PNG"), encode(DEEP // 16, "TIFF")],
+    ("transparent", "oriented"): [
+        encode(RGBA, "PNG", exif=b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\3\0" + bytes(6))
+    ],
+}
+
+
+@pytest.mark.parametrize("facts", FACTS)
+def test_facts_of_a_picture_are_noted(facts: tuple[str, ...]) -> None:
+    for data in FACTS[facts]:
+        assert decode_image(data).facts == facts
 
 
 @pytest.mark.parametrize("kind", EXACT)
@@ -207,7 +228,8 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "TIFF of 32 bits": (encode(GRAY.astype(np.int32), "TIFF"), "unsupported: .*mode I"),
     "TIFF of 12 bits": (tiff(BLACK_IS_0 | {258: (12,)}, bytes(2000)), "unsupported: .*12"),
     "TIFF of 16 bits, white is 0": (tiff(WHITE_IS_0 | {258: (16,)}, bytes(2000)), "unsupported: .*0 is white"),
-    "TIFF of five samples": (tiff(COLORS | {258: (8,) * 5, 277: (5,)}, bytes(5000)), "unsupported: .*pixel mode"),
+    "TIFF of five samples": (tiff(COLORS | {258: (8,) * 5, 277: (5,)}, bytes(5000)), "unsupported: .*found 5 bands"),
+    "TIFF of nine bands": (tiff(BLACK_IS_0 | {258: (16,) * 9, 277: (9,)}, bytes(20000)), "unsupported: .*9 bands"),
     "TIFF of YCbCr": (
         encode(Image.fromarray(RGB).convert("YCbCr"), "TIFF", compression="tiff_lzw"),
         "unsupported: .*photometric 6",
@@ -377,7 +399,7 @@ def test_a_tiff_is_upright_in_any_case(compression: str) -> None:
     data = encode(RGB, "TIFF", tiffinfo={0x0112: 6}, compression=compression)
     for exif_rotate in (False, True):
         decoded = decode_image(data, exif_rotate=exif_rotate)
-        assert decoded.orientation == 1
+        assert (decoded.orientation, decoded.facts) == (6, ("oriented",))
         np.testing.assert_array_equal(decoded.pixels, np.rot90(RGB, -1))
 
 

@@ -23,9 +23,9 @@ from shardio.conversion.images.headers import (
     COLOR,
     GRAY,
     MAX_SCANS,
-    ORIENTATION,
     PALETTE,
     UPRIGHT,
+    JpegHeader,
     check_pixels,
     describe_unsupported,
     find_chunk,
@@ -36,7 +36,7 @@ from shardio.conversion.images.headers import (
     read_webp_size,
     without_junk,
 )
-from shardio.conversion.images.others import DECODERS, check_palette, open_avif
+from shardio.conversion.images.others import DECODERS, Picture, check_palette
 from shardio.errors import DecodeError, Reason
 
 JUNK = "junk in the header left out"
@@ -45,6 +45,8 @@ JUNK = "junk in the header left out"
 # Pillow's pictures are converted so many pixels at a time: a whole one would be there in several forms at once.
 _STRIP_PIXELS = 1 << 18
 _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
+# A quarter of the levels: scanners and cameras store 10, 12 or 14 bits in 16, which look black.
+_MOST_DARK = 64
 # What people look at, of damaged images: formats whose decoders are at work in browsers every day.
 _SHOWN_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
@@ -88,7 +90,9 @@ class DecodedImage:
     reduced_from: tuple[int, int] | None = None
     """The (height, width) of the image if `pixels` are a reduced picture of it; otherwise None."""
     orientation: int = UPRIGHT
-    """The Exif orientation that was applied after decoding, 1 to 8. 1 (UPRIGHT) changes nothing."""
+    """The Exif orientation that was applied, 1 to 8. 1 (UPRIGHT) changes nothing."""
+    facts: tuple[str, ...] = ()
+    """What is true of the picture of "oriented", "transparent", "band", "deep", "dark": see `ConvertReport.facts`."""
 
     @property
     def source_size(self) -> tuple[int, int]:
@@ -115,8 +119,8 @@ def decode_image(
         if isinstance(image, bytes):
             return _decode_bytes(image, exif_rotate, background, least_size)
         if isinstance(image, np.ndarray):
-            return DecodedImage(_array_to_rgb(image, background))
-        return DecodedImage(_pil_to_rgb(image, background))
+            return _array_to_rgb(image, background)
+        return _pil_to_rgb(image, background)
     except Exception as error:  # a PIL image may be a file that is decoded only now
         raise as_decode_error(error) from None
 
@@ -184,34 +188,35 @@ def decode_leniently(data: bytes, side: int) -> NDArray[np.uint8] | None:
 
 
 def _decode_bytes(data: bytes, exif_rotate: bool, background: Color, least_size: LeastSize | None) -> DecodedImage:
-    kind, orientation = format_of(data), UPRIGHT  # of a TIFF, Pillow itself applies the orientation
-    if exif_rotate:
-        orientation = open_avif(data).getexif().get(ORIENTATION, UPRIGHT) if kind == "AVIF" else read_orientation(data)
+    kind = format_of(data)
     if kind == "JPEG":
+        header = read_jpeg_header(data)
+        orientation = read_orientation(data, header)
         # The last pixels of a reduced picture may stand for fewer rows than others: a turn must not make them first.
-        decoded = _decode_jpeg(data, least_size if orientation == UPRIGHT else None)
+        decoded = _decode_jpeg(data, header, None if exif_rotate and orientation != UPRIGHT else least_size)
     elif kind == "PNG":
-        decoded = _decode_png(data, background)
+        orientation, decoded = read_orientation(data), _decode_png(data, background)
     elif kind == "WebP":
         check_pixels(*read_webp_size(data))  # before Pillow opens it, which allocates two whole pictures
         with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as image:
             image.load()
-            decoded = _first_picture(image, "WebP" if image.is_animated else "", background)
+            decoded = _to_rgb(Picture(image, image.is_animated), background, "WebP")
+        orientation = read_orientation(data)
     elif kind:
-        picture, has_more = DECODERS[kind](data)
-        decoded = _first_picture(picture, kind if has_more else "", background)
+        picture = DECODERS[kind](data)
+        orientation, decoded = picture.orientation, _to_rgb(picture, background, kind)
     else:
         raise DecodeError(*describe_unsupported(data))
-    return replace(decoded, pixels=turn(decoded.pixels, orientation), orientation=orientation)
+    if orientation not in range(2, 9):
+        return decoded
+    facts = (*decoded.facts, "oriented")
+    if kind == "TIFF":  # Pillow has turned it
+        return replace(decoded, orientation=orientation, facts=facts)
+    applied = orientation if exif_rotate else UPRIGHT
+    return replace(decoded, pixels=turn(decoded.pixels, applied), orientation=applied, facts=facts)
 
 
-def _first_picture(image: Image.Image, kind_of_several: str, background: Color) -> DecodedImage:
-    warning = f"{kind_of_several} of several pictures: the first one was taken" if kind_of_several else ""
-    return DecodedImage(_to_rgb(image, background), warning)
-
-
-def _decode_jpeg(data: bytes, least_size: LeastSize | None) -> DecodedImage:
-    header = read_jpeg_header(data)
+def _decode_jpeg(data: bytes, header: JpegHeader, least_size: LeastSize | None) -> DecodedImage:
     if not header.is_supported:
         raise DecodeError(
             "unsupported",
@@ -277,7 +282,7 @@ def _decode_png(data: bytes, background: Color) -> DecodedImage:
             # Pillow has scaled the pixels to 8 bits, and may compare them with the value as it is stored.
             most = (1 << header.depth) - 1
             image.info["transparency"] = (transparent[-1] & most) * 255 // most
-        return _first_picture(image, "PNG" if image.is_animated else "", background)
+        return _to_rgb(Picture(image, image.is_animated, is_deep=header.depth > 8), background, "PNG")
 
 
 def load_png(data: bytes) -> PngImagePlugin.PngImageFile:
@@ -295,7 +300,7 @@ def load_png(data: bytes) -> PngImagePlugin.PngImageFile:
 # --- to RGB, and the right way up -------------------------------------------------------------------------------------
 
 
-def _pil_to_rgb(image: Image.Image, background: Color) -> NDArray[np.uint8]:
+def _pil_to_rgb(image: Image.Image, background: Color) -> DecodedImage:
     check_pixels(*image.size)
     if image.mode in ("F", "I"):
         numbers = np.asarray(image)
@@ -305,20 +310,21 @@ def _pil_to_rgb(image: Image.Image, background: Color) -> NDArray[np.uint8]:
                 "unsupported",
                 f"expected integers from 0 to 65535, found other numbers in a PIL image of mode {image.mode}",
             )
-    return _to_rgb(image, background)
+    return _to_rgb(Picture(image, is_deep=image.mode[0] == "I"), background)
 
 
-def _array_to_rgb(array: NDArray[np.uint8], background: Color) -> NDArray[np.uint8]:
+def _array_to_rgb(array: NDArray[np.uint8], background: Color) -> DecodedImage:
     if not array.size:
         raise DecodeError("empty", f"expected at least one pixel, found an array of shape {array.shape}")
     check_pixels(array.shape[1], array.shape[0])
     if array.ndim == 3 and array.shape[2] == 4:
-        return _to_rgb(Image.fromarray(np.ascontiguousarray(array)), background)
+        return _to_rgb(Picture(Image.fromarray(np.ascontiguousarray(array))), background)
     # A copy in any case: the array is the dataset's, which may use its memory again for the next item.
-    return np.array(np.broadcast_to(array.reshape(*array.shape[:2], -1), (*array.shape[:2], 3)))
+    return DecodedImage(np.array(np.broadcast_to(array.reshape(*array.shape[:2], -1), (*array.shape[:2], 3))))
 
 
-def _to_rgb(image: Image.Image, background: Color) -> NDArray[np.uint8]:
+def _to_rgb(picture: Picture, background: Color, kind: str = "") -> DecodedImage:
+    image, is_transparent = picture.image, False
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     rows = max(1, _STRIP_PIXELS // image.width)
     for top in range(0, image.height, rows):
@@ -327,13 +333,20 @@ def _to_rgb(image: Image.Image, background: Color) -> NDArray[np.uint8]:
             # convert("RGB") would clip at 255; 65535 / 255 = 257.
             deep = np.asarray(strip).astype(np.uint32)
             target[:] = np.repeat(((deep + 128) // 257).astype(np.uint8)[:, :, None], 3, axis=2)
-            target[deep == strip.info.get("transparency", -1)] = background
+            hidden = deep == strip.info.get("transparency", -1)
+            target[hidden] = background
+            is_transparent = is_transparent or bool(hidden.any())
             continue
         if strip.has_transparency_data:
-            below = Image.new("RGBA", strip.size, (*background, 255))
-            strip = Image.alpha_composite(below, strip.convert("RGBA"))
+            strip = strip.convert("RGBA")
+            if strip.getchannel("A").getextrema() != (255, 255):
+                is_transparent = True
+                strip = Image.alpha_composite(Image.new("RGBA", strip.size, (*background, 255)), strip)
         target[:] = np.asarray(strip.convert("RGB"))
-    return pixels
+    warning = f"{kind} of several pictures: the first one was taken" if picture.has_more else ""
+    is_dark = picture.is_deep and pixels.max() <= _MOST_DARK
+    facts = {"transparent": is_transparent, "band": picture.has_band, "deep": picture.is_deep, "dark": is_dark}
+    return DecodedImage(pixels, warning, facts=tuple(filter(facts.get, facts)))
 
 
 def turn(pixels: NDArray[Pixel], orientation: int) -> NDArray[Pixel]:

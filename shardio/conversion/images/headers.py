@@ -137,14 +137,16 @@ def describe_unsupported(data: bytes) -> tuple[Reason, str]:
     return "unsupported", f"expected a JPEG, PNG, WebP, GIF, TIFF, AVIF, BMP or PPM, found {found}"
 
 
-def read_orientation(data: bytes) -> int:
+def read_orientation(data: bytes, header: JpegHeader | None = None) -> int:
     """Returns the Exif orientation of a JPEG, PNG or WebP, 1 to 8; 1 (upright) if there is no valid orientation.
 
-    A broken Exif block is ignored, as viewers do.
+    A broken Exif block is ignored, as viewers do. `header` is the JPEG's, if it has been read.
     """
     kind, exif = format_of(data), None
     if kind == "JPEG":
-        segments = (data[one.start + 4 : one.end] for one in read_jpeg_header(data).segments if one.marker == _APP1)
+        segments = (
+            data[one.start + 4 : one.end] for one in (header or read_jpeg_header(data)).segments if one.marker == _APP1
+        )
         exif = next((content for content in segments if content.startswith(b"Exif\0\0")), None)
     elif kind == "PNG":
         exif = find_chunk(data, b"eXIf")

@@ -1,7 +1,7 @@
 """Decodes GIF, TIFF, AVIF, BMP, PPM, PGM and PBM with Pillow, after the checks that Pillow and libtiff leave out.
 
-Each decoder returns (the first picture of a file, whether the file has more pictures). Pillow allocates memory for the
-pixels only when it loads an image, so the size is checked after the image is opened and before it is loaded.
+Pillow allocates memory for the pixels only when it loads an image, so the size is checked after the image is opened and
+before it is loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
@@ -21,8 +21,24 @@ from numpy.typing import NDArray
 from PIL import BmpImagePlugin, GifImagePlugin, Image, PpmImagePlugin, features
 from PIL import TiffImagePlugin as Tiff
 
-from shardio.conversion.images.headers import BYTE_ORDERS, check_parts, check_pixels, tags_in
+from shardio.conversion.images.headers import BYTE_ORDERS, ORIENTATION, UPRIGHT, check_parts, check_pixels, tags_in
 from shardio.errors import DecodeError
+
+
+class Picture(NamedTuple):
+    """The first picture of a file."""
+
+    image: Image.Image
+    has_more: bool = False
+    """Whether the file has more pictures."""
+    orientation: int = UPRIGHT
+    """The Exif orientation in the file. Pillow has applied it to a TIFF, and not to an AVIF."""
+    is_deep: bool = False
+    """Whether the file has more than 8 bits per channel."""
+    is_scaled: bool = False
+    """Whether gray values are not the stored numbers: a TIFF of 2 or 4 bits, or where 0 is white."""
+    has_band: bool = False
+    """Whether the file has a fourth band, which is no color and not declared as transparency, and was left out."""
 
 
 def check_palette(image: Image.Image, num_colors: int) -> None:
@@ -57,7 +73,7 @@ def _gif_frames(data: bytes) -> Iterator[tuple[tuple[int, int, int, int], int]]:
             yield (left, top, left + width, top + height), _palette_size(flags) or shared
 
 
-def _decode_gif(data: bytes) -> tuple[Image.Image, bool]:
+def _decode_gif(data: bytes) -> Picture:
     check_pixels(*struct.unpack_from("<HH", data, 6))
     frames = _gif_frames(data)
     box, num_colors = next(frames, ((0, 0, 0, 0), 0))
@@ -71,23 +87,25 @@ def _decode_gif(data: bytes) -> tuple[Image.Image, bool]:
         whole = Image.new("RGBA", image.size)
         whole.paste(frame.convert("RGBA"), box)
         frame = whole
-    return frame, sum(1 for _ in frames) > 0
+    return Picture(frame, sum(1 for _ in frames) > 0)
 
 
 # --- TIFF (6.0) -------------------------------------------------------------------------------------------------------
 
-_SUBFILE, _DNG = 254, 50706
+_SUBFILE, _EXTRA, _DNG = 254, 338, 50706
+_MOST_BANDS = 4
 _COMPRESSIONS = frozenset({"raw", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "packbits"})
 _TIFF_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBX", "RGBA", "CMYK", "I;16", "I;16B"})
 # Exif, GPS and interoperability; numbers of strips and tiles, which become Python's; the bytes of each type of number.
 _DIRECTORIES = frozenset({34665, 34853, 40965})
 _STRIPS = frozenset({Tiff.STRIPOFFSETS, Tiff.STRIPBYTECOUNTS, Tiff.TILEOFFSETS, Tiff.TILEBYTECOUNTS})
 _TYPE_NBYTES = dict(enumerate((1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4), start=1))
+_LONG = 4
 # A tile may be larger than the picture, but takes memory for its own size.
 _MOST_TILE_PIXELS = 1 << 20
 
 
-def _decode_tiff(data: bytes) -> tuple[Image.Image, bool]:
+def _decode_tiff(data: bytes) -> Picture:
     _silence_tiff()
     _check_tags(data)
     try:
@@ -113,10 +131,15 @@ def _decode_tiff(data: bytes) -> tuple[Image.Image, bool]:
         if is_refused:
             raise DecodeError("unsupported", f"expected a TIFF of integers in a common layout, found {found}")
     _check_places(len(data), tag)
+    # A band is transparency only if the file says of which kind: programs also write near infrared there.
+    has_band = tag(Tiff.SAMPLESPERPIXEL, 1)[0] > {2: 3, 5: 4}.get(meaning, 1) and tag(_EXTRA, 0)[0] not in (1, 2)
+    orientation = image.getexif().get(ORIENTATION, UPRIGHT)
     image.load()
     if image.mode == "P":
         check_palette(image, len(colors) // 3)
-    return image, image.is_animated
+    picture = image.convert(image.mode[:-1]) if has_band and image.mode in ("LA", "RGBA") else image
+    is_scaled = meaning == 0 or (meaning == 1 and bits[0] in (2, 4))
+    return Picture(picture, image.is_animated, orientation, bits.max() > 8, is_scaled, has_band)
 
 
 def _check_tags(data: bytes) -> None:
@@ -134,6 +157,9 @@ def _check_tags(data: bytes) -> None:
         check_parts(len(seen))
         for tag, kind, count, at in tags_in(data, sign, start):
             check_parts(count if tag in _STRIPS else 0)
+            (bands,) = struct.unpack_from(sign + ("I" if kind == _LONG else "H"), data, at + 8)
+            if tag == Tiff.SAMPLESPERPIXEL and bands > _MOST_BANDS and len(seen) == 2:  # of the first page
+                raise DecodeError("unsupported", f"expected a TIFF of at most {_MOST_BANDS} bands, found {bands} bands")
             nbytes += 12 + (size if (size := count * _TYPE_NBYTES.get(kind, 0)) > 4 else 0)
             if nbytes > len(data):
                 raise DecodeError("too large", f"expected TIFF tags of at most {len(data)} bytes, found more")
@@ -193,16 +219,16 @@ def open_avif(data: bytes) -> Image.Image:
     return image
 
 
-def _decode_avif(data: bytes) -> tuple[Image.Image, bool]:
+def _decode_avif(data: bytes) -> Picture:
     image = open_avif(data)
     image.load()
-    return image, bool(getattr(image, "n_frames", 1) > 1)
+    return Picture(image, getattr(image, "n_frames", 1) > 1, image.getexif().get(ORIENTATION, UPRIGHT))
 
 
 # --- BMP --------------------------------------------------------------------------------------------------------------
 
 
-def _decode_bmp(data: bytes) -> tuple[Image.Image, bool]:
+def _decode_bmp(data: bytes) -> Picture:
     offset, nbytes = struct.unpack_from("<II", data, 10)
     (bits,) = struct.unpack_from("<H", data, 24 if nbytes == 12 else 28)
     try:
@@ -227,7 +253,7 @@ def _decode_bmp(data: bytes) -> tuple[Image.Image, bool]:
         check_palette(image, num_colors)
     # Alpha that is 0 everywhere was written by a program that knows of no alpha.
     lacks_alpha = image.mode == "RGBA" and image.getchannel("A").getextrema() == (0, 0)
-    return image.convert("RGB") if lacks_alpha else image, False
+    return Picture(image.convert("RGB") if lacks_alpha else image)
 
 
 # --- PPM, PGM and PBM (Netpbm) ----------------------------------------------------------------------------------------
@@ -237,7 +263,7 @@ def _decode_bmp(data: bytes) -> tuple[Image.Image, bool]:
 _PNM_HEADER_NBYTES = 1 << 16
 
 
-def _decode_pnm(data: bytes) -> tuple[Image.Image, bool]:
+def _decode_pnm(data: bytes) -> Picture:
     if data[1] in b"23" and data[-1:].isdigit():
         raise DecodeError(
             "damaged", "expected a line break after the last number of a PPM, found a number that may be cut"
@@ -249,7 +275,7 @@ def _decode_pnm(data: bytes) -> tuple[Image.Image, bool]:
         check_pixels(*image.size)
         if image.tile[0][0] != "ppm":
             image.load()
-            return image, False
+            return Picture(image)
     except ValueError as error:  # its text quotes the file, which may be no image
         if isinstance(error, DecodeError):
             raise
@@ -263,10 +289,10 @@ def _decode_pnm(data: bytes) -> tuple[Image.Image, bool]:
     if values.max() > most:
         raise DecodeError("damaged", f"expected numbers up to {most} in a PPM, found {values.max()}")
     levels = ((np.arange(most + 1) * 255 + most // 2) // most).astype(np.uint8)
-    return Image.fromarray(np.stack([levels[row] for row in values])), False
+    return Picture(Image.fromarray(np.stack([levels[row] for row in values])), is_deep=most > 255)
 
 
-DECODERS: Mapping[str, Callable[[bytes], tuple[Image.Image, bool]]] = {
+DECODERS: Mapping[str, Callable[[bytes], Picture]] = {
     "GIF": _decode_gif,
     "TIFF": _decode_tiff,
     "AVIF": _decode_avif,

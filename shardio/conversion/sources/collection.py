@@ -38,7 +38,8 @@ _STAT_THREADS = 16
 # Enough that a random transform shows itself.
 _MOST_TRIED = 8
 
-_MASK_SUFFIXES = (".png", ".webp", ".PNG", ".WEBP")
+# JPEGs are found, too, and refused by name.
+_MASK_SUFFIXES = (".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jpg", ".jpeg")
 
 UNREADABLE: Final = "unreadable"
 """The reason for refusing a source that could not be read. The source may be intact, and readable at the next try."""
@@ -115,6 +116,8 @@ class Origin(ABC):
 
     masks: Path | None = field(default=None, kw_only=True)
     """The absolute path of a folder with a mask for each image; None if the set gets no masks."""
+    mask_suffix: str = field(default="", kw_only=True)
+    """The option of the same name."""
     spool: Path | None = field(default=None, kw_only=True)
     """The folder for the copies that `prepare` writes. None: images are read in place, which may be slow."""
 
@@ -129,15 +132,16 @@ class Origin(ABC):
     def read_mask(self, source: Source) -> bytes:
         """Returns the encoded mask of the source's image. Raises DecodeError and OSError like `read`."""
         if (path := self._find_mask(source)) is None:
-            name = next(_stems_of(source), None)
-            missing = f"{name}.png or {name}.webp" if name else "an image below SRC, whose path names the mask"
-            raise DecodeError("incomplete", f"the image has no mask: expected {missing}, found none")
+            expected = next(
+                (f"{stem}.png" for stem in self._mask_stems(source)), "a path below SRC that names the mask"
+            )
+            raise DecodeError("incomplete", f"the image has no mask: expected {expected}, found none")
         return read_file(path)
 
     def _find_mask(self, source: Source) -> str | None:
         assert self.masks is not None
-        for stem in _stems_of(source):
-            for suffix in _MASK_SUFFIXES:
+        for stem in self._mask_stems(source):
+            for suffix in (*_MASK_SUFFIXES, *map(str.upper, _MASK_SUFFIXES)):
                 path = os.path.join(self.masks, stem + suffix)
                 try:
                     os.stat(path)
@@ -148,13 +152,22 @@ class Origin(ABC):
                 return path
         return None
 
+    def _mask_stems(self, source: Source) -> Iterator[str]:
+        """Yields the paths, without suffix, that the source's mask may have in the folder of masks."""
+        old, _, new = self.mask_suffix.rpartition("=")
+        for path in (source.key, source.place):  # the key says `train` even where the folder is called otherwise
+            if isinstance(path, bytes):
+                stem = os.path.splitext(os.fsdecode(path))[0]
+                if "\0" not in stem and not os.path.isabs(stem) and os.pardir not in stem.split("/"):
+                    yield from [stem.removesuffix(old) + new] if stem.endswith(old) else ()
+
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
         """Returns a text for each source, which changes if its image or mask is replaced, rewritten or lost."""
         found = self._fingerprints(sources)
         if self.masks is None:
             return found
         return [
-            f"{picture}\0{'no mask' if path is None else f'{os.path.splitext(path)[1]} {identify(path)}'}"
+            f"{picture}\0{'no mask' if path is None else f'{os.path.basename(path)} {identify(path)}'}"
             for picture, path in zip(found, map(self._find_mask, sources), strict=True)
         ]
 
@@ -334,15 +347,6 @@ def check_unchanged(path: Path, identity: str) -> None:
     """Raises SourceError if a file has no longer the size and time that `identify` has returned."""
     if identify(path) != identity:
         raise SourceError(f"{path}: the file has changed since it was scanned: run the command again")
-
-
-def _stems_of(source: Source) -> Iterator[str]:
-    """Yields the paths, without suffix, that the source's mask may have in the folder of masks."""
-    for path in (source.key, source.place):  # the key says `train` even where the folder is called otherwise
-        if isinstance(path, bytes):
-            stem = os.path.splitext(os.fsdecode(path))[0]
-            if "\0" not in stem and not os.path.isabs(stem) and os.pardir not in stem.split("/"):
-                yield stem
 
 
 def is_want(error: BaseException) -> bool:
