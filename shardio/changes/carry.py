@@ -146,7 +146,8 @@ class ChangeReport:
     written_nbytes: int
     """Size of the files that are neither links nor clones nor copies, without the manifest."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """Results of `change`: "num_relabeled" (samples per split) and "new_classes" (names)."""
+    """Results of `change`: "num_relabeled" (samples per split) and "new_classes" (names). Of `merge`: "left_out"
+    (SPLIT/ARRAY of each array; the array "labels" has the labels)."""
 
 
 @dataclass(frozen=True)

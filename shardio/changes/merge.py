@@ -233,4 +233,7 @@ def merge(
     if same_images == "refuse":
         _check_same_images(drafts, names)
     options = {"only_common": only_common, "same_keys": same_keys, "same_images": same_images}
-    return carry_out(draft, target, "merge", options, parents, Carrying(copy, on_room, on_progress))
+    had = ((name, array) for one in drafts for name, split in one.splits.items() for array in split.arrays)
+    left_out = dict.fromkeys(f"{name}/{array}" for name, array in had if array not in draft.splits[name].arrays)
+    carrying = Carrying(copy, on_room, on_progress)
+    return carry_out(draft, target, "merge", options, parents, carrying, {"left_out": list(left_out)})

@@ -69,6 +69,8 @@ def _summary(report: ChangeReport) -> Iterator[str]:
         new = report.notes["new_classes"]
         told = f", {len(new):,} of them new: {first_of(new, _MOST_CLASSES)}" if new else ""
         yield f"  {counted(len(report.classes), 'class')}{told}"
+    if left := report.notes.get("left_out"):
+        yield f"  left out, as it is not the same in all sets: {first_of(left, _MOST_CLASSES)}"
     yield next_step("info", report.path)
 
 

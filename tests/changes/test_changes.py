@@ -745,7 +745,10 @@ def test_sets_that_do_not_go_together_are_refused_with_the_way_out(tmp_path: Pat
     for given in (a, []):
         with pytest.raises(ValueError, match="sets must be a list"):
             merge(given, new)  # type: ignore[arg-type]
-    merge([a, year, tmp_path / "clip"], new, only_common=True, same_keys="allow", same_images="keep")
+    report = merge([a, year, tmp_path / "clip"], new, only_common=True, same_keys="allow", same_images="keep")
+    assert report.notes == {"left_out": ["train/year", "train/clip"]}
+    said = shardio("merge", a, year, tmp_path / "said", "--only-common").stdout
+    assert "  left out, as it is not the same in all sets: train/year\n" in said
     assert keys_of(new) == ["cat/0.png", "cat/1.png", "cat/0.png"]
     merge([tmp_path / "bare", tmp_path / "bare"], tmp_path / "numbers", same_keys="allow", same_images="keep")
     assert open_shards(tmp_path / "numbers").labels.tolist() == [12345, 12345]
