@@ -21,6 +21,7 @@ from shardio.conversion.options import ConvertOptions, EmptyClasses, Labels
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.containers import RECIPE, find_container
 from shardio.conversion.sources.datasets import Dataset, list_datasets
+from shardio.conversion.sources.doubt import DoubtError
 from shardio.conversion.sources.imagenet import (
     DEVKIT_NAMES,
     TRAIN_NAME,
@@ -34,10 +35,10 @@ from shardio.conversion.sources.imagenet import (
 )
 from shardio.conversion.sources.listed import describe, list_table
 from shardio.conversion.sources.listing import KINDS_OF_FOLDERS, Listing, hold_out
-from shardio.conversion.sources.names import by_split, entries
+from shardio.conversion.sources.names import by_split, entries, split_name
 from shardio.conversion.sources.npy import list_arrays
 from shardio.conversion.sources.parquet import is_parquet, list_parquet
-from shardio.conversion.sources.table import Contents, Table, read_table
+from shardio.conversion.sources.table import OF_TABLES, Contents, Table, read_table
 from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header, open_archive
 from shardio.conversion.sources.tree import holds_only_arrays, list_tree
 from shardio.conversion.sources.webdataset import is_pattern, list_webdataset
@@ -98,6 +99,8 @@ def collect(src: Src, options: ConvertOptions) -> Collection:
     if isinstance(src, (str, os.PathLike)):
         try:
             return annotate(next(readings(src, options, options.empty_classes)), options)
+        except DoubtError as error:
+            raise error.with_args(_words(src, options)) from None
         except SourceError as error:
             if looks_like_a_set(Path(src)):
                 raise SourceError(f"{error}. SRC is a shard set: pass the images as SRC, the set as OUT") from None
@@ -109,11 +112,25 @@ def collect(src: Src, options: ConvertOptions) -> Collection:
     return hold_out("datasets", describe(collection, contents) if contents else collection, options.val)
 
 
+def _words(src: str | os.PathLike[str], options: ConvertOptions) -> list[str]:
+    """Returns the arguments of `shardio` for a conversion of SRC, with the options that a scan depends on."""
+    words = ["convert", os.fspath(src), "OUT"]
+    for name in ("source", "labels", "empty_classes", "unlabeled", "masks", "val"):
+        if (value := getattr(options, name)) != getattr(ConvertOptions, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    tables = _tables(options)
+    for split, table in tables.items():
+        words += ["--table", f"{split}={table}" if split else str(table)]
+    described = next(iter(tables.values()), src)
+    return [*words, *(described.words() if isinstance(described, Table) else ())]
+
+
 def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyClasses) -> Iterator[Collection]:
     """Yields the collection of SRC, without masks, for each value of `empty_classes` in `ways`. Scans SRC only once."""
     contents = _read_tables(options)
-    labels = "none" if any(content.label_names for content in contents.values()) else options.labels
-    listing = list_source(src, options, labels)
+    told = {split for split, content in contents.items() if content.label_names}
+    labels = "none" if "" in told else None if told and options.labels in OF_TABLES else options.labels
+    listing = list_source(src, options, labels, told)
     for way in ways:
         collection = listing.collect(labels, way)
         if contents:
@@ -177,8 +194,10 @@ def _read_tables(options: ConvertOptions) -> Mapping[str, Contents]:
 # --- kinds of storage -------------------------------------------------------------------------------------------------
 
 
-def list_source(src: str | os.PathLike[str], options: ConvertOptions, labels: Labels | None) -> Listing:
-    """Scans SRC, and returns the Listing of its images or arrays.
+def list_source(
+    src: str | os.PathLike[str], options: ConvertOptions, labels: Labels | None, told: Set[str] = frozenset()
+) -> Listing:
+    """Scans SRC, and returns the Listing of its images or arrays, without the labels of the splits in `told`.
 
     If it is ambiguous whether folders are classes, `labels` decides: "folders" or "none". With "none", no kind of SRC
     needs labels. Raises SourceError if SRC cannot be converted, or could be of two kinds.
@@ -187,21 +206,28 @@ def list_source(src: str | os.PathLike[str], options: ConvertOptions, labels: La
     kind = "list" if isinstance(src, Table) else options.source if options.source != "auto" else find_kind(path)
     if labels == "folders" and (kind not in KINDS_OF_FOLDERS or path.is_file()):
         raise SourceError(f"{path}: `--labels folders` needs a folder tree, found the kind {kind!r}")
-    if labels in ("classes", "numbers") and kind != "list":
+    if labels in OF_TABLES and kind != "list":
         raise SourceError(f"{path}: `--labels {labels}` needs a table with labels, found the kind {kind!r}")
     unlabeled, skips_unlabeled = labels == "none", options.unlabeled == "skip"
     lists: Mapping[str, Callable[[], Listing]] = {
-        "tree": partial(list_tree, path, labels),
-        "arrays": partial(list_arrays, path, labels),
+        "tree": partial(list_tree, path, labels, told=told),
+        "arrays": partial(list_arrays, path, labels, told),
         "list": partial(list_table, table, labels),
         "parquet": partial(list_parquet, path, unlabeled=unlabeled),
         "ilsvrc": partial(list_ilsvrc, path),
         "kaggle": partial(list_kaggle, path),
         "tiny-imagenet": partial(list_tiny_imagenet, path),
-        "webdataset": partial(list_webdataset, path, unlabeled=unlabeled, skips_unlabeled=skips_unlabeled),
+        "webdataset": partial(
+            list_webdataset, path, unlabeled=unlabeled or bool(told), skips_unlabeled=skips_unlabeled
+        ),
     }
     listing = lists[kind]()
     listing.skips_unlabeled = skips_unlabeled
+    if told:
+        listing.found = {
+            word: [one._replace(label=None) for one in some] if not word or split_name(word) in told else some
+            for word, some in listing.found.items()
+        }
     return listing
 
 

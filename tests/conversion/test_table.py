@@ -9,10 +9,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from folders import put
 from pictures import random_jpeg
-from storages import rows
+from storages import npy_bytes, rows
 
 from shardio.conversion.collect import collect
 from shardio.conversion.convert import convert
@@ -321,6 +322,14 @@ def test_several_labels_in_some_cells_are_a_doubt(folder: Path) -> None:
         Table("l.csv", label_columns=["a", "b"], label_separator=" ")
 
 
+def test_the_commands_of_a_doubt_keep_what_the_caller_gave(folder: Path) -> None:
+    (folder / "t.csv").write_text("where,n,a\na/1.jpg,1e5,train\na/2.jpg,2e5,test\n")
+    with pytest.raises(DoubtError) as caught:
+        collect(folder, ConvertOptions(table={"val": Table(folder / "t.csv", path_column="where", columns=["n"])}))
+    words = ("convert", str(folder), "OUT", "--table", f"val={folder / 't.csv'}", "--path-column", "where")
+    assert caught.value.commands[0] == (*words, "--column", "n", "--split-column", "a")
+
+
 def test_unused_columns_and_many_different_texts(folder: Path) -> None:
     found = listed(folder, "path,label,width,height\na/1.jpg,x,3,4\n", "l.csv")
     assert found.notes == ("l.csv: paths from 'path', labels from 'label', not used: 'width', 'height' (1 class)",)
@@ -463,6 +472,46 @@ def test_a_table_of_each_split_may_leave_out_the_folder_of_the_split(tmp_path: P
     (tmp_path / "train.csv").write_text("path,label\n1.jpg,x\ntest/1.jpg,y\n")
     with pytest.raises(SourceError, match=r"(?s)train\.csv.*line 3: expected an image .* no split without a table"):
         collect(tmp_path / "src", ConvertOptions(table=tables))
+
+
+# The splits that are in class folders or flat, the rows of a table of `val` or `train`, and the labels of each image.
+TOLD: dict[str, tuple[str, str, dict[str, str | None] | str]] = {
+    "val": ("train/a/1 train/b/2 val/3 val/4", "val 3:b 4:a", {"1": "a", "2": "b", "3": "b", "4": "a"}),
+    "val, in folders": ("train/a/1 train/b/2 val/x/3", "val x/3:b", {"1": "a", "2": "b", "3": "b"}),
+    "train": ("train/1 train/2 val/a/3 val/b/4", "train 1:a 2:b", {"1": "a", "2": "b", "3": "a", "4": "b"}),
+    "both and a test": ("train/a/1 train/b/2 val/3 test/4", "val 3:b", "expected class folders in 'test'"),
+    "numbers as names": ("train/10/1 train/9/2 val/3", "val 3:9", {"1": "10", "2": "9", "3": "9"}),
+    "an unknown class": ("train/a/1 train/b/2 val/3", "val 3:c", "line 2: expected a known class, found 'c'"),
+    "a number": ("train/a/1 train/b/2 val/3", "val 3:0", "line 2: expected a known class, found '0'"),
+    "measures": ("train/a/1 train/b/2 val/3", "val 3:0.5", "expected names of classes, as 'train' has"),
+    "an unknown folder": (
+        "train/1 train/2 val/a/4 val/c/3",
+        "train 1:a 2:b",
+        "'val/c/3.jpg': expected one of the classes of",
+    ),
+    "no other labels": ("train/1 val/2", "val 2:b", {"1": None, "2": "b"}),
+    "no splits": ("1 2", "val 2:b", {"2": "b"}),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("kind", ["images", "arrays"])
+def test_a_table_of_one_split_leaves_the_labels_of_others_as_they_are(name: str, kind: str, tmp_path: Path) -> None:
+    files, told, expected = TOLD[name]
+    suffix, content = (".jpg", b"x") if kind == "images" else (".npy", npy_bytes(np.zeros(3)))
+    put(tmp_path / "src", *(f"{file}{suffix}" for file in files.split()), content=content)
+    split, *cells = told.split()
+    lines = (cell.replace(":", f"{suffix},") for cell in cells)
+    (tmp_path / "t.csv").write_text("\n".join(["path,label", *lines]))
+    options = ConvertOptions(table={split: tmp_path / "t.csv"})
+    if isinstance(expected, str):
+        with pytest.raises(SourceError, match=re.escape(expected.replace(".jpg", suffix))):
+            collect(tmp_path / "src", options)
+        return
+    found = collect(tmp_path / "src", options)
+    labels = {Path(os.fsdecode(key)).stem: label for split in found.splits for key, label in rows(found, split)}
+    assert {key: None if label is None else found.classes[label] for key, label in labels.items()} == expected
+    assert found.classes == tuple(sorted({name for name in expected.values() if name}))
 
 
 def test_a_table_without_labels_adds_to_the_images_of_class_folders(tmp_path: Path) -> None:

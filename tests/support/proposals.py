@@ -129,7 +129,7 @@ def checked() -> Iterator[None]:
 
     def note(self: DoubtError, src: str | Path, found: str, readings: Any, args: Sequence[str] = ()) -> None:
         init(self, src, found, readings, args)
-        if not args:  # `with_args` adds no reading
+        if not args or args[0] == "convert":
             made.append(self)
 
     with mock.patch.object(DoubtError, "__init__", note):

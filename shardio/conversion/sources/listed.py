@@ -248,4 +248,4 @@ def _listing(collection: Collection, contents: Sequence[Contents], listed: Seque
         for source in sources:
             label = collection.classes[source.label] if as_texts and isinstance(source.label, int) else source.label
             found[split].append(Found(source.key, label, source.place))
-    return _Rows(contents[0].path, found, collection, classes, names, keeps_order=True, tables=contents)
+    return _Rows(contents[0].path, found, collection, classes, names, tables=contents)

@@ -13,7 +13,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -59,14 +59,14 @@ _SOURCE_NBYTES = 300
 _LENGTHS = struct.Struct("<26xHH")
 
 
-def list_arrays(src: Path, labels: Labels | None = None) -> Listing:
+def list_arrays(src: Path, labels: Labels | None = None, told: Set[str] = frozenset()) -> Listing:
     """Returns the samples in a tree of NPY files, in an NPY file, or in an NPZ archive.
 
     The samples of a tree or an NPY file have one array called `array`. Arrays of an archive have the names of its
     members; the member `label` or `labels` has the labels. Raises SourceError if the arrays cannot be samples.
     """
     if not src.is_file():
-        return _list_tree(src, labels)
+        return _list_tree(src, labels, told)
     with open(src, "rb") as file:
         first, nbytes = file.read(HEADER_MOST), os.fstat(file.fileno()).st_size
     if first.startswith(b"PK"):
@@ -118,10 +118,10 @@ class TreeOrigin(FileOrigin):
         return DatasetItem(None, source.indexed, {ARRAY: _check_values(values)})
 
 
-def _list_tree(src: Path, labels: Labels | None) -> Listing:
+def _list_tree(src: Path, labels: Labels | None, told: Set[str]) -> Listing:
     if looks_like_a_set(src):
         raise SourceError(f"{src}: expected arrays, found a shard set")
-    tree = list_tree(src, labels, "arrays")
+    tree = list_tree(src, labels, "arrays", told)
     found = list(chain.from_iterable(tree.found.values()))
     if len(found) > 1 and all(known_split(os.fsdecode(one.key).removesuffix(".npy")) for one in found):
         way = 'shardio.convert({"train": np.load("train.npy", mmap_mode="r"), ...}, OUT)'

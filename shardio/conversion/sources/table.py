@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,8 @@ SPLIT_COLUMNS = ("split", "subset", "set")
 # Other names that a column of splits may have, without what is no letter.
 _SPLIT_LIKE = re.compile("(data)?(set|split)(type|name)?|usage|phase|k?folds?|partition|is(train|val|test).*")
 _WORD = re.compile("[A-Z]*[a-z]+|[A-Z]+")
+OF_TABLES = ("classes", "numbers")
+"""The values of the option `labels` that say what the labels of a table are."""
 NO_SPLITS = "none"
 """The `split_column` of a table without splits."""
 _MOST_SPLITS = 20
@@ -74,6 +76,15 @@ class Table:
 
     def __fspath__(self) -> str:
         return os.fspath(self.file)
+
+    __str__ = __fspath__
+
+    def words(self) -> Iterator[str]:
+        """Yields the options of the command line that describe the columns."""
+        for one in fields(self)[1:]:
+            value = getattr(self, one.name)
+            for given in (value if isinstance(value, tuple) else (value,)) if value else ():
+                yield from (f"--{one.name.replace('_', '-').removesuffix('s')}", str(given))
 
     @property
     def path(self) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -38,11 +38,14 @@ def holds_only_arrays(root: Path) -> bool:
     return False
 
 
-def list_tree(root: Path, labels: Labels | None = None, noun: _Noun = "images") -> Listing:
+def list_tree(
+    root: Path, labels: Labels | None = None, noun: _Noun = "images", told: Set[str] = frozenset()
+) -> Listing:
     """Returns the Listing of the images (or arrays) in a tree, with the names of their class folders as labels.
 
     `root` holds class folders, or images without labels, or a folder for each split that holds either. Keys begin with
-    the set's name for the split, such as val for the folder Validation. Raises SourceError for definite errors; an
+    the set's name for the split, such as val for the folder Validation. `told` are the splits whose labels are in a
+    table, so their folders are no classes. Raises SourceError for definite errors; an
     ambiguous layout is described in the Listing's `doubts`.
     """
     if not root.is_dir():
@@ -64,13 +67,14 @@ def list_tree(root: Path, labels: Labels | None = None, noun: _Noun = "images") 
         parts = [
             scan.part(folder_of[split], split, *scan.list(folder_of[split])) for split in in_split_order(folder_of)
         ]
-    where, labeled = parts[0].path if len(parts) == 1 else root, [part for part in parts if part.full]
+    asked = [part for part in parts if not told or part.split not in ("", *told)]
+    where, labeled = parts[0].path if len(parts) == 1 else root, [part for part in asked if part.full]
     if not any(part.images or part.full for part in parts):
         inside = (container := find_container(root)) and f"{container}: {RECIPE}"
         raise SourceError(f"{where}: expected {noun}, or class folders with {noun}, found {inside or 'none'}")
-    if labels == "folders" and not labeled:
+    if labels == "folders" and asked and not labeled:
         raise SourceError(f"{where}: expected class folders with {noun}, found {noun} alone: pass `--labels none`")
-    scan.doubt(parts)
+    scan.doubt(asked)
     classes = tuple(labeled[0].classes) if labeled else ()
     for part in labeled if labels != "none" else ():
         if part.images:
@@ -84,10 +88,10 @@ def list_tree(root: Path, labels: Labels | None = None, noun: _Noun = "images") 
             )
     return Listing(
         root,
-        {part.split: found for part in parts if (found := list(part.found(is_labeled=labels != "none")))},
+        {part.split: found for part in parts if (found := list(part.found(labels != "none" and part in asked)))},
         Collection(FileOrigin(root), ignored=scan.ignored, notes=scan.outside.notes),
         classes,
-        doubts=scan.doubts,
+        doubts=scan.doubts if asked else (),
         has_class_folders=True,
     )
 
