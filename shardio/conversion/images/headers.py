@@ -62,7 +62,7 @@ _OTHER_PICTURES = {
 }
 _OTHER_PICTURE = re.compile(b"|".join(start for start, _ in _OTHER_PICTURES.values()), re.DOTALL)
 _OTHER_KINDS = {kind: start for kind, (start, _) in _OTHER_PICTURES.items()} | {
-    "a TGA": rb".[\0\x01][\x01-\x03\x09-\x0b].{13}[\x08\x0f\x10\x18\x20]",
+    "a TGA": rb".(?:\0[\x02\x03\x0a\x0b]\0{5}|\x01[\x01\x09].{5}).{8}[\x08\x0f\x10\x18\x20][\0-\x3f]",
     "a PDF": rb"%PDF",
     "a zip archive": rb"PK\x03\x04",
     "a gzip file": rb"\x1f\x8b",
