@@ -139,7 +139,11 @@ table_options = together(
         help="Table that describes the images in SRC: CSV, JSON lines or parquet, with paths relative to SRC. One, or "
         "one for each split.",
     ),
-    click.option("--root", type=folder, metavar="DIR", help="Folder of paths, if SRC is a table.  [default: its own]"),
+    click.option(
+        "--root",
+        metavar="DIR|OLD=NEW",
+        help="Folder of paths, if SRC is a table; or what to replace at their beginning.  [default: its own folder]",
+    ),
     click.option("--path-column", metavar="NAME", default="", show_default="guessed", help="Column of paths."),
     click.option(
         "--label-column",

@@ -38,6 +38,7 @@ from shardio.conversion.sources.listing import KINDS_OF_FOLDERS, Listing, hold_o
 from shardio.conversion.sources.names import by_split, entries, split_name
 from shardio.conversion.sources.npy import list_arrays
 from shardio.conversion.sources.parquet import is_parquet, list_parquet
+from shardio.conversion.sources.rows import is_utf16
 from shardio.conversion.sources.table import OF_TABLES, Contents, Table, read_table
 from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header, open_archive
 from shardio.conversion.sources.tree import holds_only_arrays, list_tree
@@ -77,8 +78,9 @@ def check(src: Src, out: Path | None, options: ConvertOptions) -> None:
         check_usable(out)
     if options.table is not None and isinstance(src, Table):
         raise ValueError("SRC is a table, so `table` cannot be another: leave `table` out, or pass the images as SRC")
-    if any(table.root is not None for table in _tables(options).values()):
-        raise ValueError("`root` is for a table that is SRC, but paths in `table` are relative to SRC: leave it out")
+    if any(table.root is not None and not table.prefix[0] for table in _tables(options).values()):
+        way = "leave it out, or pass OLD=NEW to replace the beginning of paths"
+        raise ValueError(f"`root` is for a table that is SRC, but paths in `table` are relative to SRC: {way}")
     if options.size is not None:
         Fit.of(options)
     _declared(options)
@@ -300,7 +302,7 @@ def _kind_of_file(src: Path) -> str:
     if is_header(first[:BLOCK_NBYTES]):
         with open_archive(src) as archive:
             return "ilsvrc" if src.name == VAL_NAME or holds_tars(archive) else "webdataset"
-    if b"\0" not in first:
+    if b"\0" not in first or is_utf16(first):
         return "list"
     expected = "a folder, a tar, a parquet file, arrays or a list of images"
     raise SourceError(f"{src}: expected {expected}, found another file")

@@ -96,7 +96,7 @@ TREES: dict[str, Refusal] = {
 }
 
 TABLES: dict[str, Refusal] = {
-    name: (file, images("a/1.jpg", "a/2.jpg", **{file: text.encode()}), word)
+    name: (file, images("a/1.jpg", "a/2.jpg", **{file: text if isinstance(text, bytes) else text.encode()}), word)
     for name, (file, text, word) in {
         "no row": ("list.txt", "", "list.txt: expected images"),
         "a header alone": ("l.csv", "path,label\n", "l.csv: expected images"),
@@ -121,8 +121,12 @@ TABLES: dict[str, Refusal] = {
             "line 3: .*'train'",
         ),
         "an odd split": ("l.csv", "path,label,split\na/1.jpg,x,train\na/2.jpg,x,a/b\n", "line 3: expected a split"),
-        "a number missing": ("l.csv", "path,label\na/1.jpg,0.5\na/2.jpg,\n", "line 3: expected a label"),
-        "a label missing": ("l.csv", "path,label,split\na/1.jpg,x,train\na/2.jpg,,train\n", "line 3: expected a label"),
+        "a number missing": ("l.csv", "path,label\na/1.jpg,0.5\na/2.jpg,\n", "expected a label.*a/2.jpg"),
+        "a label missing": (
+            "l.csv",
+            "path,label,split\na/1.jpg,x,train\na/2.jpg,,train\n",
+            "expected a label.*a/2.jpg",
+        ),
         "beyond float32": ("l.csv", "path,label\na/1.jpg,1e99\na/2.jpg,0.5\n", "line 2: expected numbers"),
         "lists of lengths": (
             "l",
@@ -141,6 +145,14 @@ TABLES: dict[str, Refusal] = {
             "line 2: .*'x'",
         ),
         "half a character": ("l", '{"path": "a/1.jpg"}\n{"path": "\\ud800"}\n', "line 2: expected a JSON object"),
+        "a repeated name": ("l", '{"path": "a/1.jpg"}\n{"path": "a/1.jpg", "path": "x"}\n', "line 2: .*'path' twice"),
+        "a repeated path": ("l", '{"a/1.jpg": "x", "a/2.jpg": "y", "a/1.jpg": "y"}', "l: .*'a/1.jpg' twice"),
+        "a broken document": ("l.json", '[{"path": "a/1.jpg"}, ', "l.json: expected JSON"),
+        "a document without objects": ("l.json", '["a/1.jpg", "a/2.jpg"]', "l.json: .*JSON object"),
+        "an item of other names": ("l", '[{"path": "a/1.jpg"}, {"path": "a/2.jpg", "x": 1}]', "item 1: .*'x'"),
+        "a quote after a blank": ("l.csv", 'path,label\na/1.jpg, "x"\n', "line 2: .*quotes"),
+        "rows within quotes": ("l.csv", 'path,label,x\na/1.jpg,x,"y\na/2.jpg,x,y"\n', "line 3: .*quotes"),
+        "half of UTF-16": ("l.csv", b"\xff\xfep\0a\0t\0h\0\n\0a", "l.csv: cannot read"),
         "no JSON": ("l", '{"path": "a/1.jpg"}\n{"path"\n[1]\n', "line 2: expected a JSON object"),
     }.items()
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import json
 import os
 import re
 import shlex
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,17 @@ def refused(folder: Path, text: str | bytes, name: str = "list.txt", **options: 
     message = str(caught.value)
     assert message.startswith(f"{folder / name}: "), message
     return message
+
+
+COCO: dict[str, Any] = {
+    "images": [{"id": 7, "file_name": "a/1.jpg"}, {"id": 3, "file_name": "b/3.jpg"}],
+    "annotations": [
+        {"image_id": 3, "category_id": 1},
+        {"image_id": 7, "category_id": 2, "bbox": [0, 0, 1, 1]},
+        {"image_id": 3, "category_id": 1},
+    ],
+    "categories": [{"id": 1, "name": "y"}, {"id": 2, "name": "x"}, {"id": 5, "name": "z"}],
+}
 
 
 @pytest.fixture
@@ -76,9 +90,20 @@ def test_after_a_tab_a_label_may_have_spaces(folder: Path) -> None:
         ("file label\na/1.jpg x\nb/3.jpg y\n", "list.txt"),
         ("path,label,class\na/1.jpg,x,animal\nb/3.jpg,y,animal\n", "list.csv"),
         ("path,label\na/1.jpg,x\nb/3.jpg,y", "no suffix"),
+        ("path;label\na/1.jpg;x\nb/3.jpg;y\n", "list.csv"),
+        ("path|label\na/1.jpg|x\nb/3.jpg|y\n", "list.txt"),
+        ('path,"label;\t|",class\na/1.jpg,0,x\nb/3.jpg,0,y\n', "list.csv"),
+        ("path\tlabel\na/1.jpg\tx\nb/3.jpg\ty\n".encode("utf-16"), "list.txt"),
+        (codecs.BOM_UTF16_BE + "path,label\na/1.jpg,x\nb/3.jpg,y\n".encode("utf-16-be"), "list.csv"),
+        ('[{"path": "a/1.jpg", "label": "x"}, {"path": "b/3.jpg", "label": "y"}]', "list.json"),
+        ('[\n {"label": "x", "path": "a/1.jpg"},\n {"path": "b/3.jpg", "label": "y"}\n]', "list.txt"),
+        ('{"a/1.jpg": "x", "b/3.jpg": "y"}', "list.json"),
+        ('{\n "a/1.jpg": "x",\n "b/3.jpg": "y"\n}', "list.json"),
+        ('\n{"path": "a/1.jpg", "label": "x"}\n\n{"path": "b/3.jpg", "label": "y"}', "list.jsonl"),
+        (json.dumps(COCO), "list.json"),
     ],
 )
-def test_columns_are_found_by_name(text: str, name: str, folder: Path) -> None:
+def test_columns_are_found_by_name(text: str | bytes, name: str, folder: Path) -> None:
     found = listed(folder, text, name)
     assert rows(found) == [(b"a/1.jpg", 0), (b"b/3.jpg", 1)]
     assert found.classes == ("x", "y")
@@ -522,6 +547,131 @@ def test_a_table_without_labels_adds_to_the_images_of_class_folders(tmp_path: Pa
     assert found.ignored == {"row without an image": 1}
     with pytest.raises(SourceError, match=r"a row for every image .* 1 of 2 images, such as 'b/2.jpg'"):
         described(tmp_path, src, "path,n\na/1.jpg,5\n", columns=["n"])
+
+
+def test_lists_of_mxnet_have_a_number_labels_and_a_path(folder: Path) -> None:
+    found = listed(folder, "4\t1\ta/1.jpg\n9\t0\tmy dog.jpg\n", "train.lst")
+    assert (rows(found), found.classes) == ([(b"a/1.jpg", 1), (b"my dog.jpg", 0)], ("0", "1"))
+    text = "4\t1\t0.5\ta/1.jpg\n9\t0\t2\tmy dog.jpg\n"
+    assert "'label_0', 'label_1'" in refused(folder, text, "train.lst")
+    found = listed(folder, text, "train.lst", label_columns=["label_0", "label_1"])
+    assert [label for _, label in rows(found)] == [(1, 0.5), (0, 2)]
+
+
+def test_a_coco_file_needs_one_category_for_each_image(folder: Path) -> None:
+    several = {**COCO, "annotations": [*COCO["annotations"], {"image_id": 7, "category_id": 1}]}
+    assert "such as 'a/1.jpg'" in (message := refused(folder, json.dumps(several), "a.json"))
+    assert "--labels none" in message
+    (folder / "a.json").write_text(json.dumps(several))
+    unlabeled = list_table(Table(folder / "a.json"), "none").collect("none")
+    assert rows(unlabeled) == [(b"a/1.jpg", None), (b"b/3.jpg", None)]
+    for name, value, word in (
+        ("categories", [{"id": 1, "name": "x"}, {"id": 2, "name": "x"}], "distinct"),
+        ("images", [*COCO["images"], {"id": 7, "file_name": "a/2.jpg"}], "distinct"),
+        ("images", COCO["images"][:1], "for 3"),
+        ("annotations", [{"image_id": 7}], "'category_id'"),
+    ):
+        assert word in refused(folder, json.dumps({**COCO, name: value}), "a.json")
+
+
+# --- paths that are written otherwise than on the disk ----------------------------------------------------------------
+
+NFC, NFD = (unicodedata.normalize(form, "Mü/1.JPG") for form in ("NFC", "NFD"))
+WAYS: dict[str, tuple[list[str], list[str], list[str], str]] = {  # pictures, paths in the table, what they mean, a word
+    "backslashes": (["a/1.jpg", "a/2.jpg"], ["a\\1.jpg", ".\\a\\2"], ["a/1.jpg", "a/2.jpg"], "2 rows, backslashes"),
+    "backslashes on the disk": (["a\\1.jpg"], ["a/1.jpg"], ["a\\1.jpg"], "1 row, backslashes"),
+    "blanks": (["a/1.jpg", "a/2.jpg"], ["a/1.jpg ", "a/2.jpg"], ["a/1.jpg", "a/2.jpg"], "1 row, blanks"),
+    "a slash": (["a/1.jpg", "2.jpg"], ["/a/1.jpg", "/2"], ["a/1.jpg", "2.jpg"], "2 rows, a slash"),
+    "NFC": ([NFD], [NFC], [NFD], "1 row, Unicode"),
+    "NFD": ([NFC], [NFD, "x.jpg"], [NFC, "x.jpg"], "1 row, Unicode"),
+    "letter case": (["a/1.JPG", "a/2.Png"], ["a/1.jpg", "a/2"], ["a/1.JPG", "a/2.Png"], "1 row, letter case"),
+    "all at once": ([NFD], ["\\" + NFC.lower().replace("/", "\\") + " "], [NFD], "1 row, letter case"),
+    "names alone": (
+        ["a/1.jpg", "b/c/2.png"],
+        ["1.jpg", "2"],
+        ["a/1.jpg", "b/c/2.png"],
+        "2 rows, pictures",
+    ),
+    "names of another case": (["a/1.jpg", "b/2.jpg"], ["1.JPG", "2.jpg"], ["a/1.jpg", "b/2.jpg"], "1 row, letter case"),
+    "exact is best": (["1.jpg", "1.JPG", "a/1.jpg"], ["1.jpg"], ["1.jpg"], ""),
+    "one is there": (["1.jpg", "a/2.jpg"], ["1.jpg", "2.jpg"], ["1.jpg", "2.jpg"], ""),
+    "another suffix": (["a/1.png", "2.jpg"], ["a/1.jpg", "2.jpg"], ["a/1.jpg", "2.jpg"], ""),
+    "another folder": (["a/1.jpg", "2.jpg"], ["b/1.jpg", "2.jpg"], ["b/1.jpg", "2.jpg"], ""),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("is_src", [True, False])
+def test_a_path_may_be_written_in_another_way_and_a_note_says_so(name: str, is_src: bool, tmp_path: Path) -> None:
+    pictures, paths, meant, word = WAYS[name]
+    put(tmp_path / "src", *pictures)
+    text = json.dumps([{"path": path, "label": str(n)} for n, path in enumerate(paths)])
+    if is_src:
+        found = listed(tmp_path, text, "table.csv", root=tmp_path / "src")
+    else:
+        found = described(tmp_path, tmp_path / "src", text)
+    assert rows(found) == [(os.fsencode(path), n) for n, path in enumerate(meant)]
+    said = [note for note in found.notes if note.startswith("table.csv: in ")]
+    assert bool(said) == bool(word)
+    assert any(f"table.csv: in {word}" in note for note in said) or not word
+    for source in found.splits["train"]:
+        if os.fsdecode(source.key) in pictures:
+            assert found.origin.read(source) == b"x"
+
+
+@pytest.mark.parametrize(
+    ("pictures", "path"),
+    [
+        (["a/1.Jpg", "a/1.JPG"], "a/1.jpg"),
+        ([NFC, NFD], NFC.lower()),
+        (["a/1.jpg", "b/1.jpg"], "1.jpg"),
+        (["a/1.jpg", "b/1.png"], "1"),
+        (["a/1.jpg", "a/1.png"], "a\\1"),
+    ],
+)
+def test_no_picture_is_chosen_out_of_two(pictures: list[str], path: str, tmp_path: Path) -> None:
+    put(tmp_path / "src", *pictures)
+    text = json.dumps([{"path": path, "label": "x"}])
+    assert "item 0: expected the path of one image" in refused(tmp_path, text, "table.csv", root=tmp_path / "src")
+    with pytest.raises(SourceError, match=r"(?s)table\.csv.*item 0: expected the path of one image"):
+        described(tmp_path, tmp_path / "src", text)
+
+
+def test_names_alone_are_looked_up_in_the_folder_of_the_split_of_the_table(tmp_path: Path) -> None:
+    put(tmp_path / "src", "train/a/1.jpg", "train/a/2.jpg", "val/a/1.jpg")
+    (tmp_path / "t.csv").write_text("path,label\n1.jpg,x\n2.jpg,y\n")
+    (tmp_path / "v.csv").write_text("path,label\n1.jpg,y\n2.jpg,x\n")
+    tables: dict[str, Any] = {"train": tmp_path / "t.csv", "val": tmp_path / "v.csv"}
+    found = collect(tmp_path / "src", ConvertOptions(table=tables))
+    assert rows(found) == [(b"train/a/1.jpg", 0), (b"train/a/2.jpg", 1)]
+    assert rows(found, "val") == [(b"val/a/1.jpg", 1), (b"2.jpg", 0)]
+    with pytest.raises(DecodeError, match="incomplete"):
+        found.origin.read(found.splits["val"][1])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "paths"),
+    [
+        ("/old/data", "", ["/old/data/a/1.jpg", "a/2.jpg"]),
+        ("/old/data/", "", ["/old/data//a/1.jpg", "a/2.jpg"]),
+        ("C:\\data", "", ["C:\\data\\a\\1.jpg", "a\\2.jpg"]),
+        ("gs://bucket", "a", ["gs://bucket/1.jpg", "gs://bucket/2.jpg"]),
+    ],
+)
+def test_the_beginning_of_paths_can_be_replaced(old: str, new: str, paths: list[str], tmp_path: Path) -> None:
+    src = tmp_path / "src"
+    put(src, "a/1.jpg", "a/2.jpg")
+    text = "path,label\n" + "".join(f"{path},{n}\n" for n, path in enumerate(paths))
+    found = listed(tmp_path, text, "t.csv", root=f"{old}={src / new}")
+    assert [found.origin.read(source) for source in found.splits["train"]] == [b"x"] * 2
+    assert any("replaced" in note for note in found.notes)
+    assert rows(described(tmp_path, src, text, root=f"{old}={new}")) == [(b"a/1.jpg", 0), (b"a/2.jpg", 1)]
+    assert "begin with '/old/dat'" in refused(tmp_path, text, "t.csv", root=f"/old/dat={src}")
+
+
+def test_a_root_with_an_equals_sign_may_be_a_folder(tmp_path: Path) -> None:
+    put(tmp_path / "a=b", "1.jpg")
+    assert rows(listed(tmp_path, "path,label\n1.jpg,0\n", "t.csv", root=tmp_path / "a=b")) == [(b"1.jpg", 0)]
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import posixpath
-from collections.abc import Mapping, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -23,12 +22,10 @@ from shardio.conversion.sources.cells import read_column, read_labels
 from shardio.conversion.sources.collection import Collection, ColumnTable, Fault, FileOrigin, Source
 from shardio.conversion.sources.doubt import DoubtError, Reading
 from shardio.conversion.sources.listing import Found, Listing
-from shardio.conversion.sources.names import DEFAULT_SPLIT, Outside, in_split_order, known_split
+from shardio.conversion.sources.lookup import find_pictures, tidy
+from shardio.conversion.sources.names import DEFAULT_SPLIT, Outside, clutter, in_split_order, known_split
 from shardio.conversion.sources.table import NO_SPLITS, Contents, Row, Table, read_table
 from shardio.errors import SourceError, counted
-
-# If none of the first files is there, the paths are relative to another folder.
-_PROBED = 20
 
 
 @dataclass
@@ -65,7 +62,9 @@ class _Rows(Listing):
             kind = f" ({counted(len(collection.classes), 'class')})"
             if isinstance(first, tuple):
                 kind = f" (float32, {counted(len(first), 'number')})"
-        notes = tuple(f"{content.path.name}: {content.note}{kind}" for content in self.tables)
+        notes = tuple(
+            f"{content.path.name}: {note}" for content in self.tables for note in (content.note + kind, *content.notes)
+        )
         columns = self._columns() if any(content.columns for content in self.tables) else None
         rows = (one for one in chain.from_iterable(self.found.values()) if one.where is not None)
         groups = {one.key: one.where.group for one in rows if one.where.group}
@@ -94,47 +93,49 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
     a source that the conversion refuses. An invalid row raises SourceError, here or from `collect`. Without a root, so
     does a path that leads out of the table's folder: whoever made the table does not choose among the caller's files.
     """
-    content = read_table(table, labels)
-    folder = Path(os.path.abspath(table.root)) if table.root is not None else table.path.parent
+    old, root = table.prefix
+    content = read_table(replace(table, root=f"{old}=" if old else None), labels)
+    folder = Path(os.path.abspath(root)) if root else table.path.parent
+    inside, outside = os.path.join(folder, ""), Outside(folder)
 
-    @cache
-    def images_in(above: str) -> Mapping[str, list[str]]:
-        """Maps each image name without suffix to the sorted paths of the folder's images that have it."""
-        found: dict[str, list[str]] = {}
+    def has(path: str) -> bool:
         with contextlib.suppress(OSError):
-            for name in sorted(filter(has_image_suffix, os.listdir(folder / above))):
-                found.setdefault(os.path.splitext(name)[0], []).append(os.path.join(above, name))
-        return found
+            return not stat.S_ISDIR(os.lstat(os.path.join(folder, path)).st_mode)
+        return False
 
-    def with_suffix(path: str) -> list[str]:
-        above, name = os.path.split(path)
-        return images_in(above).get(name, [])
+    def near(paths: Iterable[str]) -> Iterator[str]:
+        for above in {os.path.dirname(way(path)) for path in paths for way in (os.path.normpath, tidy)}:
+            with contextlib.suppress(OSError):
+                yield from (os.path.join(above, name) for name in filter(has_image_suffix, os.listdir(folder / above)))
 
-    probed = [row.path for row in content.rows[:_PROBED]]
-    lacks_suffixes = not any(os.path.lexists(folder / path) for path in probed)
-    if lacks_suffixes and probed and not any(map(with_suffix, probed)):
+    def below() -> Iterator[str]:
+        for above, _, names in os.walk(folder):
+            paths = (os.path.join(above, name).removeprefix(inside) for name in filter(has_image_suffix, names))
+            yield from (path for path in paths if not clutter(path))
+
+    found = find_pictures(content, has, near, below if root else tuple)
+    if content.rows and not any(found):
         content.faults.check()
-        way = "copy the images to files here" if "://" in probed[0] else "give the folder of the paths by `--root`"
-        found = f"{probed[0]!r} is not in {folder}: {way}"
-        if os.path.isabs(probed[0]):
-            there = next(folder for folder in Path(probed[0]).parents if os.path.lexists(folder))
-            found = f"of {probed[0]!r} only {str(there)!r} exists: correct the paths, or mount their folder"
-        tried = counted(len(probed), "path")
-        raise SourceError(f"{table.path}: expected images at the first {tried}, found none: {found}")
-    below, outside = os.path.join(folder, ""), Outside(folder)
+        first = content.rows[0].path
+        way = "copy the images to files here" if "://" in first else "give the folder of the paths by `--root`"
+        where = f"{first!r} is not in {folder}: {way}"
+        if os.path.isabs(first):
+            there = next(folder for folder in Path(first).parents if os.path.lexists(folder))
+            where = (
+                f"of {first!r} only {str(there)!r} exists: correct the paths by `--root OLD=NEW`, or mount their folder"
+            )
+        tried = counted(len(found), "path")
+        raise SourceError(f"{table.path}: expected images at {tried}, found none: {where}")
     listed: list[tuple[str, Found]] = []
-    for row in content.rows:
-        names = with_suffix(row.path) if lacks_suffixes else []
-        if len(names) > 1:
-            row.refuse(f"the path of one image, and not of {names[0]!r} and {names[1]!r}", row.path)
-        place = next(iter(names), row.path)
-        key = os.path.normpath(os.path.join(below, place))
-        if table.root is None and not key.startswith(below):
+    for row, path in zip(content.rows, found, strict=True):
+        place = path or row.path
+        key = os.path.normpath(os.path.join(inside, place))
+        if not root and not key.startswith(inside):
             row.refuse(f"a path in the folder of {table.path.name} (`--root DIR` allows others)", row.path)
         outside.look(key, os.path.islink(key))
-        key = key[len(below) :] if key.startswith(below) else key if os.path.isabs(place) else os.path.normpath(place)
+        key = key[len(inside) :] if key.startswith(inside) else key if os.path.isabs(place) else os.path.normpath(place)
         one = Found(os.fsencode(key), None, os.fsencode(place) if key != place else None, row)
-        _check_split(row, known_split(os.path.normpath(row.path).split("/")[0]))
+        _check_split(row, known_split(key.split("/")[0]))
         listed.append((row.split or DEFAULT_SPLIT, one))
     return _listing(Collection(FileOrigin(folder), kind="list", notes=outside.notes), [content], listed)
 
@@ -159,31 +160,29 @@ def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlab
         for name in (source.place, source.key)
         if isinstance(name, bytes)
     }
-    by_stem: dict[str, list[str]] = {}  # made for the first path that is not there
     ignored = collection.ignored.copy()
     used: set[bytes] = set()
     listed: list[tuple[str, Found]] = []
     for given, content in tables.items():
-        for row in content.rows:
-            names = [posixpath.normpath(row.path), *([f"{given}/{row.path}"] if given else [])]
-            paths = [name for name in names if name in images]
-            if not paths:
-                for path in () if by_stem else images:
-                    by_stem.setdefault(os.path.splitext(path)[0], []).append(path)
-                paths = [path for name in names for path in by_stem.get(name, ())]
-            fitting = list({images[path][1].key: images[path] for path in paths}.values())
-            if len(fitting) > 1:
-                keys = " and ".join(repr(os.fsdecode(source.key)) for _, source in fitting[:2])
-                row.refuse(f"the path of one image, and not of {keys}", row.path)
-                continue
-            if fitting:
-                ((split, source),) = fitting
+        named = [path for path, (split, _) in images.items() if split == given]
+        everything = named if named and len(collection.splits) > 1 else list(images)
+        paths = find_pictures(
+            content,
+            has=images.__contains__,
+            near=lambda _: images,
+            everything=everything.__iter__,
+            folders=["", given] if given else [""],
+            identity=lambda path: images[path][1].key,
+        )
+        for row, path in zip(content.rows, paths, strict=True):
+            if path:
+                split, source = images[path]
                 used.add(source.key)
                 found = Found(source.key, source.label, source.place, row)
             elif tables_list:
                 missing = Fault(f"expected an image at this path in SRC, as {content.path.name} lists it, found none")
-                split = known_split(names[0].split("/")[0]) or DEFAULT_SPLIT
-                found = Found(os.fsencode(names[0]), None, missing, row)
+                split = known_split(tidy(row.path).split("/")[0]) or DEFAULT_SPLIT
+                found = Found(os.fsencode(tidy(row.path)), None, missing, row)
             else:
                 ignored.add("row without an image", row.path)
                 continue
@@ -193,7 +192,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlab
         if content.rows and not used:
             raise SourceError(
                 f"{content.path}: expected paths of images in SRC, such as {next(iter(images), '')!r}, found only paths"
-                f" without an image in SRC, such as {content.rows[0].path!r}"
+                f" without an image in SRC, such as {content.rows[0].path!r}; `--root OLD=NEW` replaces their beginning"
             )
     covers_all = "" in tables or len(collection.splits) == 1
     described = [split for split in collection.splits if covers_all or split in tables]
@@ -239,7 +238,7 @@ def _listing(collection: Collection, contents: Sequence[Contents], listed: Seque
         given, labels = read_labels(contents, [one.where for _, one in listed])
         if others and any(isinstance(label, tuple) for label in labels):
             raise SourceError(f"{contents[0].path}: expected names of classes, as {others[0]!r} has, found numbers")
-        as_texts = in_split_order([*found, *others])[0] not in others  # else that split has the classes
+        as_texts = not {*others}.intersection(in_split_order([*found, *others])[:1])  # else that split has the classes
         classes, names = (given, {}) if as_texts else (classes, names)
     for (split, one), label in zip(listed, labels, strict=True):
         found[split].append(one._replace(label=label))

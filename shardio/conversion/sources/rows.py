@@ -1,20 +1,29 @@
-"""Reads the rows of tables: CSV, TSV, JSON lines, parquet, or lists of lines `PATH` or `PATH LABEL`."""
+"""Reads the rows of tables: CSV, TSV, JSON, parquet, MXNet's lists, or lists of lines `PATH` or `PATH LABEL`."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from shardio.conversion.images.headers import has_image_suffix
-from shardio.errors import SourceError, counted
+from shardio.errors import SourceError, counted, show
+from shardio.format.parse import first_repeated
 from shardio.sets.given import open_parquet, read_batches
 
 _MAX_LINE_NBYTES = 1 << 16
 _MOST_KEPT, _MOST_SHOWN = 1000, 10
+
+_DELIMITERS = ",\t;|"
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?", re.ASCII)
+# JSON can name half of a character. os.fsdecode uses the other surrogates for bytes that are not UTF-8.
+_HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 
 class Faults:
@@ -41,16 +50,16 @@ class Faults:
             raise SourceError(f"{self.path}: {wrong}:", *shown, *more)
 
 
-Rows = Iterator[tuple[int, list[Any]]]
-"""Yields (number, cells) for each row: the number of its line in a text file, or of its row in a parquet file; and its
-values, which are texts unless the table is JSON or parquet. None stands for a missing value."""
+Rows = Iterable[tuple[int, list[Any]]]
+"""(number, cells) of each row: the number of its line in a text file, or of its row in a parquet file or its item in a
+JSON document; and its values, which are texts unless the table is JSON or parquet. None stands for a missing value."""
 
 
-def read_rows(path: Path, known: tuple[str, ...]) -> tuple[list[str], Rows, Faults]:
+def read_rows(path: Path, known: Sequence[str], *, unlabeled: bool = False) -> tuple[list[str], Rows, Faults]:
     """Returns (the names of a table's columns, an iterator over its rows, the errors in the rows that it has read).
 
-    A text file is CSV or TSV if its suffix says so, or if a column in its first line has a name in `known`; otherwise
-    it is a list of lines.
+    A text file is CSV if its suffix says so, or if a column in its first line has a name in `known`; otherwise it is a
+    list of lines. `unlabeled`: the categories of a COCO file are not needed.
     """
     if not path.is_file():
         raise SourceError(f"{path}: expected a table, found {'no regular file' if path.exists() else 'nothing'}")
@@ -59,31 +68,42 @@ def read_rows(path: Path, known: tuple[str, ...]) -> tuple[list[str], Rows, Faul
             with open_parquet(path) as parquet:
                 names = list(parquet.schema_arrow.names)
             return names, _parquet_rows(path), Faults(path, "row")
+    if (found := _read_json(path, known, unlabeled)) is not None:
+        return found
     faults = Faults(path, "line")
-    first = next(_lines(path), "")
-    if first.lstrip().startswith("{"):
-        names = list(_parsed(first) or ())
-        return names, _json_rows(path, names, faults), faults
-    delimiter = "\t" if "\t" in first else ","
-    names = [name.strip() for name in first.split(delimiter)]
-    with contextlib.suppress(csv.Error):  # the names are no CSV
-        names = [name.strip() for name in next(csv.reader(_lines(path), delimiter=delimiter, strict=True), [])] or names
+    first = next((line for line in _lines(path) if line.strip()), "")
+    *numbers, last = first.rstrip().split("\t")
+    if len(numbers) > 1 and all(map(_NUMBER.fullmatch, numbers)) and has_image_suffix(last):  # MXNet's list
+        labels = ["label"] if len(numbers) == 2 else [f"label_{number}" for number in range(len(numbers) - 1)]
+        return ["index", *labels, "path"], _csv_rows(path, "\t", len(numbers) + 1, faults, csv.QUOTE_NONE), faults
+    delimiter, names = _sniff(path, known)
     if path.suffix.lower() in (".csv", ".tsv") or any(name.lower() in known for name in names):
         return names, _csv_rows(path, delimiter, len(names), faults), faults
     # Lines `PATH`, if the first is one word or ends as images' names do, or else `PATH LABEL`.
-    first = next((line for line in _lines(path) if line.strip()), "")
     names = ["path"] if _is_path(first.strip()) else ["path", "label"]
     return names, _listed_rows(path, len(names) - 1, known, faults), faults
 
 
-def _lines(path: Path) -> Iterator[str]:
+def is_utf16(start: bytes) -> bool:
+    """Whether a file with these first bytes is UTF-16. A path in a list may begin with the same two bytes."""
+    return start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in start
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[TextIO]:
     # utf-8-sig, as spreadsheets begin their files with a byte order mark; paths need not be UTF-8.
     try:
-        file = path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
-    except OSError as error:
-        raise SourceError(f"{path}: cannot read the table: {error.strerror}") from None
+        with path.open("rb") as binary:
+            encoding = "utf-16" if is_utf16(binary.read(_MAX_LINE_NBYTES)) else "utf-8-sig"
+        with path.open(encoding=encoding, errors="surrogateescape", newline="") as file:
+            yield file
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{path}: cannot read the table: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _lines(path: Path) -> Iterator[str]:
     number = 0
-    with file:
+    with _open(path) as file:
         while line := file.readline(_MAX_LINE_NBYTES):
             number += 1
             if len(line) == _MAX_LINE_NBYTES:
@@ -92,39 +112,40 @@ def _lines(path: Path) -> Iterator[str]:
             yield line
 
 
-def _csv_rows(path: Path, delimiter: str, width: int, faults: Faults) -> Rows:
-    records = csv.reader(_lines(path), delimiter=delimiter, strict=True)
+def _sniff(path: Path, known: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns (what separates columns, the names in the first line): with known names, if any, and the most names."""
+    found: dict[str, list[str]] = {}
+    for delimiter in _DELIMITERS:
+        with contextlib.suppress(csv.Error):  # the names are no CSV
+            found[delimiter] = [*map(str.strip, next(csv.reader(_lines(path), delimiter=delimiter, strict=True), []))]
+    return max(
+        found.items(), key=lambda one: (any(name.lower() in known for name in one[1]), len(one[1])), default=(",", [])
+    )
+
+
+def _csv_rows(path: Path, delimiter: str, width: int, faults: Faults, quoting: Any = csv.QUOTE_MINIMAL) -> Rows:
+    records = csv.reader(_lines(path), delimiter=delimiter, strict=True, quoting=quoting)
     try:
-        next(records)
+        if quoting != csv.QUOTE_NONE:
+            next(records)  # the names
         for record in records:
-            if len(record) == width:
+            if len(record) != width:
+                if record:
+                    faults.add(records.line_num, f"{width} fields", delimiter.join(record))
+            elif any(_is_torn(cell, delimiter) for cell in record if '"' in cell or "\n" in cell):
+                faults.add(records.line_num, "quotes around whole fields", delimiter.join(record))
+            else:
                 yield records.line_num, record
-            elif record:
-                faults.add(records.line_num, f"{width} fields", delimiter.join(record))
     except csv.Error as error:
         faults.add(records.line_num, "valid CSV", str(error))
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-        if "\\u" in line:  # half of a pair is no text, and no file can have it in its name
-            json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _json_rows(path: Path, names: list[str], faults: Faults) -> Rows:
-    for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
-        if (value := _parsed(line)) is None:
-            faults.add(number, "a JSON object", line.strip())
-        elif unknown := [name for name in value if name not in names]:
-            faults.add(number, f"only the names of the first line, {', '.join(names)}", unknown[0])
-        else:
-            yield number, [value.get(name) for name in names]
+def _is_torn(cell: str, delimiter: str) -> bool:
+    """Whether a stray quote has made a cell: it follows a blank, or the cell has swallowed rows."""
+    if cell[:1].isspace() and cell.lstrip().startswith('"'):
+        return True
+    rows = (line.split(delimiter) for line in cell.splitlines()[1:])
+    return any(len(row) > 1 and has_image_suffix(part.strip()) for row in rows for part in row)
 
 
 def _parquet_rows(path: Path) -> Rows:
@@ -136,7 +157,7 @@ def _parquet_rows(path: Path) -> Rows:
                 number += 1
 
 
-def _listed_rows(path: Path, num_labels: int, known: tuple[str, ...], faults: Faults) -> Rows:
+def _listed_rows(path: Path, num_labels: int, known: Sequence[str], faults: Faults) -> Rows:
     for number, line in enumerate(_lines(path), start=1):
         text = line.rstrip()
         if not text:
@@ -159,3 +180,98 @@ def _listed_rows(path: Path, num_labels: int, known: tuple[str, ...], faults: Fa
 
 def _is_path(text: str) -> bool:
     return has_image_suffix(text) or len(text.split()) == 1
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _read_json(path: Path, known: Sequence[str], unlabeled: bool) -> tuple[list[str], Rows, Faults] | None:
+    """Returns what `read_rows` returns if the file is JSON lines or a JSON document; otherwise None."""
+    with _open(path) as file:
+        first = next((line for line in iter(lambda: file.readline(_MAX_LINE_NBYTES), "") if line.strip()), "")
+        if not first.lstrip().startswith(("{", "[")):
+            return None
+        with contextlib.suppress(ValueError):
+            value = _parsed(first)
+            if isinstance(value, dict) and (any(map(str.strip, file)) or any(name.lower() in known for name in value)):
+                faults = Faults(path, "line")
+                return list(value), _object_rows(_json_lines(path, faults), list(value), faults), faults
+    faults = Faults(path, "item")
+    try:
+        with _open(path) as file:
+            value = _parsed(file.read())
+    except ValueError as error:
+        if first.lstrip().startswith("[") and not path.suffix.lower().startswith(".json"):
+            return None  # a list whose first path begins so
+        raise SourceError(f"{path}: expected JSON, but {error}") from None
+    if isinstance(value, dict):
+        is_coco = isinstance(value.get("images"), list)
+        value = _coco(path, value, unlabeled) if is_coco else [{"path": k, "label": v} for k, v in value.items()]
+    if not value or not all(isinstance(one, dict) for one in value):
+        raise SourceError(
+            f"{path}: expected a JSON object for each image, or one of paths and labels, found {show(value)}"
+        )
+    return list(value[0]), _object_rows(enumerate(value), list(value[0]), faults), faults
+
+
+def _parsed(text: str) -> Any:
+    """Returns the JSON value in a text. Raises ValueError if it is not valid, or if an object repeats a name."""
+    try:
+        return json.loads(text, object_pairs_hook=_distinct)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError(f"an object has the name {show(first_repeated(name for name, _ in pairs))} twice")
+    return found
+
+
+def _json_lines(path: Path, faults: Faults) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            if line.strip():
+                yield number, _parsed(line)
+        except json.JSONDecodeError:
+            yield number, line.strip()
+        except ValueError as error:
+            faults.add(number, "a JSON object with each name once", str(error))
+
+
+def _object_rows(objects: Iterable[tuple[int, Any]], names: Sequence[str], faults: Faults) -> Rows:
+    for number, value in objects:
+        if not isinstance(value, dict) or any(
+            isinstance(text, str) and _HALF.search(text) for text in chain(value, value.values())
+        ):
+            faults.add(number, "a JSON object", value)
+        elif unknown := [name for name in value if name not in names]:
+            faults.add(number, f"only the names of the first {faults.word}, {', '.join(names)}", unknown[0])
+        else:
+            yield number, [value.get(name) for name in names]
+
+
+def _coco(path: Path, document: dict[str, Any], unlabeled: bool) -> list[dict[str, Any]]:
+    """Returns the path and the category of each image in a file as COCO and iNaturalist have them."""
+    annotations = [] if unlabeled else document.get("annotations") or []
+    found: dict[Any, str] = {}
+    several: dict[str, str] = {}
+    try:
+        files = {one["id"]: one["file_name"] for one in document["images"]}
+        names = {one["id"]: one["name"] for one in document["categories"]} if annotations else {}
+        for one in annotations:
+            file, name = files[one["image_id"]], names[one["category_id"]]
+            if (first := found.setdefault(one["image_id"], name)) != name:
+                several[file] = f"{first!r} and {name!r}"
+        are_distinct = not names or len({*names.values()}) == len(document["categories"])
+    except (KeyError, TypeError) as error:
+        expected = "images (id, file_name), annotations (image_id, category_id) and categories (id, name)"
+        raise SourceError(f"{path}: expected {expected}, found none for {error}") from None
+    if not are_distinct or len(files) < len(document["images"]):
+        raise SourceError(f"{path}: expected distinct ids of images, and distinct ids and names of categories")
+    if several:
+        file, both = next(iter(several.items()))
+        some = f"{counted(len(several), 'image')} with several, such as {file!r} with {both}"
+        raise SourceError(f"{path}: expected one category for each image, found {some}: pass `--labels none`")
+    rows = ({"file_name": file, "category": found.get(image)} for image, file in files.items())
+    return list(rows) if annotations else [{"file_name": file} for file in files.values()]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
 from shardio.conversion.sources.names import DEFAULT_SPLIT, known_split, split_name
 from shardio.conversion.sources.rows import Faults, read_rows
-from shardio.errors import SourceError
+from shardio.errors import SourceError, counted
 from shardio.format.layout import RowType, check_array_name, check_kind, is_split_name
 from shardio.format.parse import first_repeated
 
@@ -43,7 +43,8 @@ class Table:
     """A file with a row for each image: its path, and perhaps a label, a split and numbers.
 
     - `file`: CSV or TSV with names of columns, JSON lines, parquet; or a list of lines `PATH` or `PATH LABEL`
-    - `root`: if the table is SRC, the folder that paths are relative to; by default the folder of the file
+    - `root`: if the table is SRC, the folder that paths are relative to; by default the folder of the file. OLD=NEW
+      replaces OLD at the beginning of paths by NEW; then NEW is that folder if the table is SRC
     - `path_column`, `label_columns`, `split_column`: names of columns, by default guessed. Labels that are names or
       integers become classes. Other numbers become float32 labels, and several columns a vector
     - `split_column` "none": no column has splits
@@ -90,6 +91,13 @@ class Table:
     def path(self) -> Path:
         return Path(os.path.abspath(self.file))
 
+    @property
+    def prefix(self) -> tuple[str, str]:
+        """(OLD, NEW) if `root` is OLD=NEW and not the name of a folder; otherwise ("", the root, if any)."""
+        root = os.fspath(self.root or "")
+        old, is_pair, new = root.partition("=")
+        return (old.rstrip("/\\"), new) if is_pair and not os.path.isdir(root) else ("", root)
+
 
 Tables = str | os.PathLike[str] | Table | Mapping[str, str | os.PathLike[str] | Table]
 """A table, given as a Table or a path; or a dict with a table for each split."""
@@ -128,6 +136,8 @@ class Contents:
     """Whether the column of labels is only the one that is left."""
     note: str = ""
     """Says which columns are read as paths, labels and splits, and which are not used."""
+    notes: list[str] = field(default_factory=list)
+    """What else was done, such as how paths were read."""
     rows: list[Row] = field(default_factory=list)
     without_split: set[int] = field(default_factory=set)
     """The lines whose cell in the column of splits is empty."""
@@ -142,7 +152,8 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
 
     `split` is the split that the table is for, or "". Raises DoubtError if a column that is not used may have splits.
     """
-    names, rows, faults = read_rows(table.path, (*PATH_COLUMNS, *LABEL_COLUMNS))
+    named = (name.lower() for name in (table.path_column, *table.label_columns) if name)
+    names, rows, faults = read_rows(table.path, (*PATH_COLUMNS, *LABEL_COLUMNS, *named), unlabeled=labels == "none")
     path = _column(table, names, "path", table.path_column, PATH_COLUMNS)
     if path is None:
         way = "pass `--path-column NAME`, or put the names of columns into the first line"
@@ -163,6 +174,7 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
     found = given or ({name: number for number, name in guess.items()} if len(guess) == 1 else {})
     content = Contents(table, faults, tuple(found), tuple(stored), labels, is_guessed=bool(guess))
     values: dict[int, set[str]] = {number: set() for number in unused}
+    (old, new), replaced = table.prefix, 0
     first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
     for line, cells in rows:
         for number, seen in list(values.items()):
@@ -174,6 +186,8 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
         where, name = cells[path], split_name(word)
         known, there = first.setdefault(name, (word, line))
         text = "" if where is None else os.fsdecode(where) if isinstance(where, bytes) else str(where)
+        if old and text.startswith((f"{old}/", f"{old}\\")):
+            text, replaced = os.path.join(new, text[len(old) :].lstrip("/\\")), replaced + 1
         if not text or "\0" in text or len(os.fsencode(text)) > _MAX_PATH_NBYTES:
             faults.add(line, f"a path of 1 to {_MAX_PATH_NBYTES:,} bytes without NUL", where)
         elif word and not is_split_name(name):
@@ -204,6 +218,11 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
     content.note += "" if splits is None else f", splits from {names[splits]!r}"
     if left := [name for name in unused.values() if name not in found]:
         content.note += f", not used: {_listed(left)}"
+    if replaced:
+        content.notes.append(f"in {counted(replaced, 'row')}, {old!r} at the beginning of paths is replaced")
+    elif old and content.rows:
+        first_path = content.rows[0].path
+        raise SourceError(f"{table.path}: expected paths that begin with {old!r}, as in `--root`, found {first_path!r}")
     return content
 
 
