@@ -37,7 +37,7 @@ from shardio.conversion.sources.listed import describe, list_table
 from shardio.conversion.sources.listing import KINDS_OF_FOLDERS, Listing, hold_out
 from shardio.conversion.sources.names import by_split, entries, split_name
 from shardio.conversion.sources.npy import list_arrays
-from shardio.conversion.sources.parquet import is_parquet, list_parquet
+from shardio.conversion.sources.parquet import holds_images, is_parquet, list_parquet
 from shardio.conversion.sources.rows import is_utf16
 from shardio.conversion.sources.table import OF_TABLES, Contents, Table, read_table
 from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header, open_archive
@@ -143,12 +143,29 @@ def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyC
 def read_again(src: Path, keys: Set[bytes]) -> Collection:
     """Returns the collection of SRC with the same keys as in a set that was made from SRC.
 
-    `keys` are some keys of the set. For parquet files, they show whether its keys begin with the class.
+    `keys` are some keys of the set. For parquet files, they show which columns had the labels and the splits.
     """
-    collection = collect(src, ConvertOptions(labels="none"))
-    if collection.kind != "parquet" or any(one.key in keys for one in chain.from_iterable(collection.splits.values())):
-        return collection
-    return collect(src, ConvertOptions())  # keys begin with the class, if the images were converted with labels
+    tries: list[tuple[str | os.PathLike[str], Labels | None]] = [(src, "none"), (src, None)]
+    for given, labels in tries:  # which grows
+        try:
+            found = collect(given, ConvertOptions(labels=labels))
+        except DoubtError as doubt:
+            table = given if isinstance(given, Table) else Table(src)
+            for one in doubt.readings:
+                if column := one.options.get("--label-column"):
+                    tries.append((replace(table, label_columns=[column]), labels))
+                elif column := one.options.get("--split-column"):
+                    tries.append((replace(table, split_column=column), labels))
+            last: Collection | SourceError = doubt
+        except SourceError as error:
+            last = error
+        else:
+            last = found
+            if found.kind != "parquet" or any(one.key in keys for one in chain(*found.splits.values())):
+                break
+    if isinstance(last, SourceError):
+        raise last
+    return last
 
 
 def annotate(collection: Collection, options: ConvertOptions) -> Collection:
@@ -205,7 +222,12 @@ def list_source(
     needs labels. Raises SourceError if SRC cannot be converted, or could be of two kinds.
     """
     table, path = src if isinstance(src, Table) else Table(src), Path(os.path.abspath(src))
-    kind = "list" if isinstance(src, Table) else options.source if options.source != "auto" else find_kind(path)
+    kind: str = options.source
+    if isinstance(src, Table):
+        is_inside = is_parquet(path) and (path.is_dir() or holds_images(path))
+        kind = "parquet" if is_inside or kind == "parquet" else "list"
+    elif kind == "auto":
+        kind = find_kind(path)
     if labels == "folders" and (kind not in KINDS_OF_FOLDERS or path.is_file()):
         raise SourceError(f"{path}: `--labels folders` needs a folder tree, found the kind {kind!r}")
     if labels in OF_TABLES and kind != "list":
@@ -215,7 +237,7 @@ def list_source(
         "tree": partial(list_tree, path, labels, told=told),
         "arrays": partial(list_arrays, path, labels, told),
         "list": partial(list_table, table, labels),
-        "parquet": partial(list_parquet, path, unlabeled=unlabeled),
+        "parquet": partial(list_parquet, path, table, unlabeled=unlabeled),
         "ilsvrc": partial(list_ilsvrc, path),
         "kaggle": partial(list_kaggle, path),
         "tiny-imagenet": partial(list_tiny_imagenet, path),

@@ -27,14 +27,17 @@ from pictures import random_jpeg, random_picture, write_jpeg
 from storages import hub_metadata, hub_table, keys, put_parquet, scan, write_parquet
 
 from shardio.cli.view import refused_pictures
+from shardio.conversion.collect import read_again
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.estimate import estimate
 from shardio.conversion.options import Progress
 from shardio.conversion.records import read_rejects
 from shardio.conversion.sources import collection, spool
 from shardio.conversion.sources.collection import Collection, Source
+from shardio.conversion.sources.doubt import DoubtError
 from shardio.conversion.sources.parquet import list_parquet
 from shardio.conversion.sources.spool import ParquetOrigin
+from shardio.conversion.sources.table import Table
 from shardio.errors import ConvertError, DecodeError, SourceError, SpaceError
 from shardio.reading.shardset import open_shards
 
@@ -223,7 +226,7 @@ COLUMNS: dict[str, tuple[Any, str]] = {
         ),
         "image_file.bytes",
     ),
-    "the only ones": (pa.table({"img": [b"x"], "y": pa.array([1], pa.int8()), "text": ["t"]}), "img"),
+    "by the name of labels": (pa.table({"img": [b"x"], "Class": pa.array([1], pa.int8()), "text": ["t"]}), "img"),
 }
 
 
@@ -236,6 +239,67 @@ def test_columns_are_found(tmp_path: Path, name: str) -> None:
     assert collection.origin.image == image
     assert [source.label for source in collection.splits["train"]] == [1]
     assert collection.origin.read(collection.splits["train"][0]) == b"x"
+
+
+CATS = ["cat", "dog", "cat", None]
+CHOICES: dict[str, tuple[dict[str, Any], list[Any] | str]] = {
+    "texts": ({"label": CATS, "age": [20, 21, 22, 23]}, ["cat", "dog", "cat"]),
+    "texts in a dictionary": ({"labels": pa.array(CATS).dictionary_encode()}, ["cat", "dog", "cat"]),
+    "texts with blanks": ({"label": ["b ", " a", "", "b"]}, ["b", "a", "b"]),
+    "integers as texts": ({"label": ["2", "0", "2", "0"]}, ["2", "0", "2", "0"]),
+    "bools": ({"label": [True, False, None, True]}, ["1", "0", "1"]),
+    "fine_label": ({"fine_label": [1, 0, 1, -1]}, ["1", "0", "1"]),
+    "label before others": ({"label": [0] * 4, "class_id": [1] * 4}, ["0"] * 4),
+    "captions and sizes": ({"caption": list("abca"), "width": [1, 2, 2, 1], "image_id": [1, 1, 2, 2]}, []),
+    "texts that hardly repeat": ({"title": list("abca")}, []),
+    "a constant text": ({"source": ["web"] * 4}, []),
+    "split of the file": ({"label": [0] * 4, "split": ["train"] * 4}, ["0"] * 4),
+    "an integer": ({"age": [20, 21, 22, 23]}, "'age'"),
+    "a text that repeats": ({"species": CATS}, "'species'"),
+    "both": ({"species": CATS, "age": [1, 2, 1, 2]}, "'species', 'age'"),
+    "two names of labels": ({"fine_label": [1] * 4, "coarse_label": [0] * 4}, "'fine_label', 'coarse_label'"),
+    "lists": ({"label": [[1]] * 4}, "'label' of type list"),
+    "splits": ({"label": [0] * 4, "part": ["Training", "Training", "test", None]}, "'part'"),
+    "another split": ({"label": [0] * 4, "split": ["test"] * 4}, "'split'"),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_labels_are_in_a_column_with_their_name_and_other_columns_are_a_doubt(tmp_path: Path, name: str) -> None:
+    columns, expected = CHOICES[name]
+    src = put_parquet(tmp_path / "a.parquet", pa.table({"image": [b"x"] * 4, **columns}))
+    if isinstance(expected, str):
+        with pytest.raises(DoubtError, match=expected):
+            listed(src)
+        return
+    collection = listed(src)
+    found = [source.label for source in collection.splits["train"]]
+    assert [collection.classes[label] for label in found if isinstance(label, int)] == expected
+    unused = [column for column in columns if f"labels from {column!r}" not in collection.notes[0]]
+    assert all(column in collection.notes[0] for column in unused)
+
+
+def test_named_columns_have_the_labels_and_the_splits_of_images(tmp_path: Path) -> None:
+    columns = {"age": [7, 8, 7, 8], "kind": list("baab"), "split": ["Test", "train", None, "train"]}
+    src = put_parquet(tmp_path / "a.parquet", pa.table({"image": [b"x"] * 4, **columns}))
+    found = scan(Table(src, label_columns=["kind"], split_column="split"))
+    train = [b"train/a/00000000", b"train/a/00000001", b"train/b/00000002"]
+    assert (keys(found), found.classes) == ({"train": train, "test": [b"test/b/00000000"]}, ("a", "b"))
+    assert found.notes == ("a.parquet: labels from 'kind', splits from 'split', not used: 'age'",)
+    found = scan(Table(tmp_path, label_columns=["age"], split_column="none"))
+    assert [source.label for source in found.splits["train"]] == [7, 8, 7, 8]
+    wrong: list[dict[str, Any]] = [
+        {"label_columns": ["nope"]},
+        {"split_column": "nope"},
+        {"label_columns": ["age", "kind"]},
+        {"columns": ["age"]},
+    ]
+    for options in wrong:
+        with pytest.raises(SourceError, match=r"a\.parquet.*(nope|label-column)"):
+            scan(Table(src, **{"split_column": "none", **options}))
+    put_parquet(tmp_path / "b.parquet", pa.table({"image": [b"x"], "kind": [1]}))
+    with pytest.raises(SourceError, match=r"a\.parquet: row 0: .*integers"):
+        scan(Table(tmp_path, label_columns=["kind"], split_column="none"))
 
 
 def test_images_alone_and_images_beside_text_have_no_labels(tmp_path: Path) -> None:
@@ -334,8 +398,9 @@ def test_progress_tells_of_the_copies_first_and_none_are_left_in_the_end(src: Pa
     assert everything(tmp_path / "out") == published
     spooling = [progress for progress in seen if progress.done == 0]
     assert [progress.spooled for progress in spooling] == sorted(progress.spooled for progress in spooling)
-    assert spooling[-1] == Progress(0, 0, 18, spooled=18)
-    assert seen[-1] == Progress(18, 0, 18, spooled=18)
+    notes = ("hub: labels from 'label'",)
+    assert spooling[-1] == Progress(0, 0, 18, spooled=18, notes=notes)
+    assert seen[-1] == Progress(18, 0, 18, spooled=18, notes=notes)
 
 
 def test_a_conversion_that_is_interrupted_while_it_copies_goes_on(image_tree: Path, src: Path, tmp_path: Path) -> None:
@@ -557,6 +622,16 @@ def test_samples_of_labeled_parquet_are_shown_next_to_their_images(image_tree: P
     for against in (src, image_tree):
         called("view", out, "--against", against, "-o", tmp_path / f"{against.name}.png")
     assert (tmp_path / "src.png").read_bytes() == (tmp_path / f"{image_tree.name}.png").read_bytes()
+
+
+def test_columns_that_were_named_are_found_again_by_the_keys(tmp_path: Path, picture: bytes) -> None:
+    columns = {"kind": list("aabb"), "x": list("ccdd"), "split": ["train", "test"] * 2}
+    src = put_parquet(tmp_path / "a.parquet", pa.table({"image": [picture] * 4, **columns}))
+    for number, given in enumerate(({"label_columns": ["x"]}, {"split_column": "split"}, {})):
+        table = Table(src, **{"split_column": "none", **given})
+        made = scan(table, labels=None if "label_columns" in given else "none")
+        again = read_again(src, {made.splits["train"][number].key})
+        assert keys(again) == keys(made)
 
 
 def test_refused_rows_of_labeled_parquet_are_drawn(tmp_path: Path, picture: bytes) -> None:

@@ -84,6 +84,7 @@ MEANINGS: Sequence[tuple[str, Callable[..., bool]]] = (
     (r"(.+) lists the images", lambda it, table: _noted(it, f"{table}: ")),
     (r"column '(.+)' has the labels", lambda it, name: _has_labels(it[2]) and _noted(it, "labels", name)),
     (r"column '(.+)' has the splits", lambda it, name: _noted(it, "splits", name)),
+    (r"no column has the splits", lambda it: not _noted(it, "splits from")),
     (r"the labels are numbers", lambda it: not it[2].classes and _has_labels(it[2])),
     (r"images without a label are left out", lambda it: all(source.label is not None for source in _sources(it[2]))),
     (r"no column has the splits", lambda it: not _noted(it, "splits from")),

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +22,8 @@ from shardio.conversion.images.decode import check_object, decode_image
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.sources.collection import Collection, DatasetItem, Item, Origin, Source, is_want, some_of
 from shardio.conversion.sources.listing import Found, Listing
-from shardio.conversion.sources.names import DEFAULT_SPLIT, by_split, check_label
+from shardio.conversion.sources.names import DEFAULT_SPLIT, by_split, check_label, number_labels
+from shardio.conversion.sources.table import LABEL_NAMES
 from shardio.errors import DecodeError, SourceError, counted
 from shardio.format.layout import LABELS_NAME, MAX_CLASSES, check_split_name
 from shardio.format.parse import check_text, first_repeated
@@ -37,8 +38,9 @@ class Dataset(Protocol):
     Map-style datasets of torch and torchvision qualify, and so does a list. `i` is from 0 to len(dataset) - 1.
 
     - The image is a PIL image, encoded bytes, a uint8 array (height, width[, C]) or a uint8 tensor ([C, ]height, width)
-    - The label is an integer, another number, a vector of numbers, or missing. Numbers and vectors become float32
-    - An item may also be a dict with "image", perhaps "label", and a value for each declared array
+    - The label is an integer, another number, a vector of numbers, a text, or missing. Numbers and vectors become
+      float32. Texts are classes; without `classes`, all items are read once beforehand
+    - An item may also be a dict with "image", perhaps "label" (or "labels", ...), and a value for each declared array
     - An item without an image is an array, or a dict of arrays, perhaps with "label"
     - `classes`, if present, has the names of the classes, or of the numbers in a label vector. `targets`, if present,
       only helps to recognize the dataset
@@ -60,14 +62,20 @@ class DatasetOrigin(Origin):
     """The label of an item. All labels must have its type, and vectors also its length."""
     arrays: tuple[ArraySpec, ...] = ()
     has_pixels: bool = True
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """The number of each label that is a text."""
 
     def read(self, source: Source) -> DatasetItem:
         """Returns an item. Raises DecodeError for an error of the dataset, TypeError or ValueError if it is invalid."""
         name, number = source.item()
         split = name.decode()
         item, where = _get(self.datasets[split], number), f"dataset {split!r}, item {number}"
-        image, told, given = _parts(item, where, self.has_pixels)
         names = [spec.name for spec in self.arrays]
+        image, told, given = _parts(item, where, self.has_pixels, names)
+        if self.numbers:
+            if not isinstance(told, str) or told not in self.numbers:
+                raise ValueError(f"{where}: expected the name of a class as label, found {told!r:.80}")
+            told = self.numbers[told]
         if any(name not in given for name in names):
             found = f"the keys {', '.join(map(str, item))}" if isinstance(item, Mapping) else type(item).__name__
             expected = ", ".join(["image"] * self.has_pixels + names)
@@ -138,9 +146,15 @@ def list_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec,
     found, like = _look_at_one(*next(iter(datasets.items())), arrays)
     arrays, has_pixels = found or arrays, not found
     classes, class_names = _common_classes(datasets) if like is not None else ((), ())
+    numbers: Mapping[str, int] = {}
+    if isinstance(like, str):
+        numbers = {name: number for number, name in enumerate(classes)}
+        if not numbers:
+            classes, numbers = _number_texts(datasets, has_pixels, [spec.name for spec in arrays])
+        like = 0
     if classes and isinstance(like, tuple) and len(like) != len(classes):
         raise ValueError(f"datasets: expected {len(like)} classes, one per number of a label, found {len(classes)}")
-    origin = DatasetOrigin(datasets, len(classes), "", like, arrays, has_pixels)
+    origin = DatasetOrigin(datasets, len(classes), "", like, arrays, has_pixels, numbers)
     sha256 = hashlib.sha256()
     items: dict[str, list[Found]] = {}
     unknown = -1 if isinstance(like, int) else None  # until the item is read
@@ -175,17 +189,36 @@ def _get(dataset: Dataset, number: int) -> Any:
         raise DecodeError("unreadable", f"{type(error).__name__}: {error}") from error
 
 
-def _look_at_one(split: str, dataset: Dataset, declared: tuple[ArraySpec, ...]) -> tuple[tuple[ArraySpec, ...], Label]:
+def _look_at_one(
+    split: str, dataset: Dataset, declared: tuple[ArraySpec, ...]
+) -> tuple[tuple[ArraySpec, ...], Label | str]:
     """Returns (array specs, () for an image; label) of the first item that can be read; ((), None) if there is none."""
 
-    def look(item: Any, where: str) -> tuple[tuple[ArraySpec, ...], Label]:
+    def look(item: Any, where: str) -> tuple[tuple[ArraySpec, ...], Label | str]:
         arrays = _find_arrays(item, where, declared)
-        return arrays, _label(_parts(item, where, not arrays)[1], where)
+        told = _parts(item, where, not arrays, [spec.name for spec in arrays or declared])[1]
+        return arrays, told if isinstance(told, str) else _label(told, where)
 
     for number in some_of(len(dataset)):
         with contextlib.suppress(DecodeError), KeptWarnings():  # an item may warn when it is freed, which is here
             return look(_get(dataset, number), f"dataset {split!r}, item {number}")
     return (), None
+
+
+def _number_texts(
+    datasets: Mapping[str, Dataset], has_pixels: bool, arrays: Sequence[str]
+) -> tuple[tuple[str, ...], Mapping[str, int]]:
+    """Returns the classes, and the number of each label, after reading the labels of all items, which are texts."""
+    written = set()
+    for split, dataset in datasets.items():
+        for number in range(len(dataset)):
+            with contextlib.suppress(DecodeError), KeptWarnings():
+                told = _parts(_get(dataset, number), f"dataset {split!r}, item {number}", has_pixels, arrays)[1]
+                written |= {(split, told)} if isinstance(told, str) else set()
+    found = number_labels(written)
+    for (split, text), expected in found.expected.items():
+        raise ValueError(f"dataset {split!r}: expected {expected} as label, found {text!r:.80}")
+    return found.classes, found.labels
 
 
 def _find_arrays(item: Any, where: str, declared: tuple[ArraySpec, ...]) -> tuple[ArraySpec, ...]:
@@ -215,7 +248,7 @@ def _find_arrays(item: Any, where: str, declared: tuple[ArraySpec, ...]) -> tupl
         raise ValueError(f"{where}: {error}") from None
 
 
-def _parts(item: Any, where: str, has_pixels: bool) -> tuple[Any, Any, Mapping[str, Any]]:
+def _parts(item: Any, where: str, has_pixels: bool, arrays: Sequence[str]) -> tuple[Any, Any, Mapping[str, Any]]:
     """Returns (image, label, all values by name). The image is None unless `has_pixels`; a missing label is None."""
     if not has_pixels:
         values = item if isinstance(item, Mapping) else {ARRAY: item}
@@ -223,7 +256,11 @@ def _parts(item: Any, where: str, has_pixels: bool) -> tuple[Any, Any, Mapping[s
     if isinstance(item, Mapping):
         if "image" not in item:
             raise TypeError(f"{where}: expected a dict with the key image, found {', '.join(map(str, item))[:200]}")
-        return item["image"], item.get("label"), item
+        names = [name for name in item if str(name).lower() in LABEL_NAMES and name not in arrays]
+        if len(names) > 1 and "label" not in names:
+            found = f"found {names[0]!r} and {names[1]!r}: call the right one 'label'"
+            raise ValueError(f"{where}: expected labels under one name, {found}")
+        return item["image"], item.get("label" if "label" in names else next(iter(names), None)), item
     if not isinstance(item, (tuple, list)):
         return item, None, {}
     if len(item) not in (1, 2):

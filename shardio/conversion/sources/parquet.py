@@ -9,18 +9,29 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shardio.conversion.sources.collection import Collection, Ignored, Item, identify
+from shardio.conversion.sources.doubt import UNLABELED, DoubtError
 from shardio.conversion.sources.listing import Found, Listing
-from shardio.conversion.sources.names import entries, known_split, sorted_entries, split_name
+from shardio.conversion.sources.names import DEFAULT_SPLIT, entries, known_split, sorted_entries, split_name
 from shardio.conversion.sources.spool import ParquetOrigin, TableFile, is_struct
+from shardio.conversion.sources.table import (
+    LABEL_NAMES,
+    MISSING,
+    MOST_SPLITS,
+    NO_SPLITS,
+    Table,
+    column_reading,
+    doubt_splits,
+    listed,
+    present,
+    split_of_flag,
+)
 from shardio.errors import SourceError, counted
 from shardio.format.layout import MAX_CLASSES, MAX_KEY_NBYTES, is_split_name
 from shardio.format.parse import first_repeated
@@ -30,6 +41,10 @@ _SUFFIX = ".parquet"
 
 _NO_LABEL = -1
 """The label with which Hugging Face marks rows whose label is not public, as in ImageNet's test split."""
+# Other names of columns, of facts about the files and of captions.
+_NO_LABELS = re.compile(
+    r"((original|image)_)?(width|height|size|id|idx|index)|__index_level_\d__|.*(captions?|text|url|prompt|description)"
+)
 
 # train-00000-of-00294.parquet, also with a hash at its end.
 _NUMBERED = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(?:-[0-9a-f]+)?", re.ASCII)
@@ -58,14 +73,25 @@ def _holds_files(folder: Path) -> bool:
     return found
 
 
-def list_parquet(src: Path, *, unlabeled: bool = False) -> Listing:
+def holds_images(path: Path) -> bool:
+    """Whether a parquet file has a column of images."""
+    with open_parquet(path) as file:
+        return any(map(_holds_images, file.schema_arrow.types))
+
+
+def list_parquet(src: Path, named: Table | None = None, *, unlabeled: bool = False) -> Listing:
     """Returns the images of a parquet file, or of all parquet files in or below a folder, without reading an image.
 
     - Images are binary values, or structs with `bytes` and perhaps `path`. A row whose label is null or -1 is left out.
-    - Classes come from the ClassLabel in the files' Hugging Face metadata. Without metadata, classes are numbers.
+    - Labels are integers or texts. They are in the column that `named` names, or in the only one with a label's name.
+      The classes of integers come from the ClassLabel in the files' Hugging Face metadata, or are numbers.
+    - A split is named by files and folders, or by the column that `named` names.
     - A key is [SPLIT/]CLASS/NAME. NAME comes from the struct's path. If there is no path, or another image of the class
       has the same name, NAME is the number of the row in its split.
     """
+    named = named or Table(src)
+    if named != Table(named.file, label_columns=named.label_columns[:1], split_column=named.split_column):
+        raise SourceError(f"{src}: images in parquet take one `--label-column`, `--split-column` and nothing else")
     ignored = Ignored(src)
     if not (src.is_dir() or src.is_file()):
         raise SourceError(f"{src}: expected a parquet file or a folder of parquet files, found no file and no folder")
@@ -81,23 +107,27 @@ def list_parquet(src: Path, *, unlabeled: bool = False) -> Listing:
             number = f"found {counted(len(there), 'file')}; number {missing[0]:05d} is missing"
             raise SourceError(f"{src}: expected {total:,} files like {group[0]}, {number}: complete the download")
     shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # every file has the names of all classes
-    tables = {name: _read_table(folder / name, shared, unlabeled) for name in names}
-    classes = _common_classes(folder, tables)
+    tables = {
+        name: _read_table(src, folder / name, split, named, shared, unlabeled)
+        for split, group in splits.items()
+        for name in group
+    }
+    classes = _common_classes(src, folder, tables)
     rows: dict[str, list[Found]] = {}
     files: dict[bytes, TableFile] = {}
     for split, group in splits.items():
         mine = {name: tables[name] for name in group}
         found = list(_find(folder, split, mine, classes))
-        if lacking := sum(len(table.labels) for table in mine.values()) - len(found):
+        if lacking := sum(table.file.num_rows for table in mine.values()) - len(found):
             ignored.add("row without a label", f"in {group[0]}", lacking)
+        for word, one in found:
+            rows.setdefault(word, []).append(one)
         if found:
-            rows[split] = found
             files |= {os.fsencode(name): table.file for name, table in mine.items()}
     if not rows:
-        raise SourceError(f"{src}: expected rows with a label, found none: pass `--labels none`")
+        raise DoubtError(src, "expected rows with a label, found none", [UNLABELED])
     origin = ParquetOrigin(folder, tables[names[0]].image, files)
-    guessed = {table.label for table in tables.values()} - {"", "label"}
-    notes = tuple(f"{src.name}: labels from {label!r}" for label in sorted(guessed))
+    notes = tuple(dict.fromkeys(f"{src.name}: {table.note}" for table in tables.values() if table.note))
     return Listing(src, rows, Collection(origin, ignored=ignored, kind="parquet", notes=notes), classes or None)
 
 
@@ -151,13 +181,16 @@ class _Table:
     file: TableFile
     image: str
     classes: tuple[str, ...]
-    labels: NDArray[np.int64]
-    paths: Sequence[bytes | None]
     label: str
     """The name of the column of labels; "" if there is none."""
+    note: str
+    rows: Sequence[tuple[int | str | None, str | None, bytes | None]]
+    """The label, split and path of each image. None: it has none, or no column has splits."""
 
 
-def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]], unlabeled: bool) -> _Table:
+def _read_table(
+    src: Path, path: Path, own: str, named: Table, shared: dict[tuple[str, ...], tuple[str, ...]], unlabeled: bool
+) -> _Table:
     identity = identify(path)
     with open_parquet(path) as file:
         schema, metadata = file.schema_arrow, file.metadata
@@ -165,29 +198,41 @@ def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]], unla
         columns = dict(zip(schema.names, schema.types, strict=True))
         if (repeated := first_repeated(schema.names)) is not None:
             raise SourceError(f"{path}: expected distinct columns, found {repeated[:80]!r} twice")
-        image = _choose(path, "image", columns, _holds_images, features)
-        has_labels = not unlabeled and ("label" in columns or any(map(_is_integer, columns.values())))
-        label = _choose(path, "label", columns, _is_integer, features) if has_labels else ""
-        wanted = [label] if label else []
-        if is_struct(columns[image]):
-            if "path" in _fields(columns[image]):
-                wanted.append(f"{image}.path")
-            image = f"{image}.bytes"
-        labels, paths = [], []
+        image = _choose_image(path, columns, features)
+        likely = [name for name, kind in columns.items() if name != image and _may_be_label(kind)]
+        seen = _look(path, file, likely)
+        split = _choose_split(src, path, own, named, seen)
+        label = "" if unlabeled else _choose_label(src, path, named, split, columns, features, seen)
+        has_paths = is_struct(columns[image]) and "path" in _fields(columns[image])
+        wanted = [*filter(None, (label, split)), *([f"{image}.path"] if has_paths else [])]
+        rows: list[Any] = [] if wanted else [(0, None, None)] * metadata.num_rows
+        texts: dict[Any, Any] = {}
         for batch in read_batches(path, file, wanted) if wanted else ():
-            if label:
-                given = batch.column(batch.schema.get_field_index(label)).cast("int64")
-                labels.append(given.fill_null(_NO_LABEL).to_numpy(zero_copy_only=False))
-            if wanted[-1] != label:
-                (names,) = batch.column(batch.schema.get_field_index(image.removesuffix(".bytes"))).flatten()
-                paths += [path and path[-MAX_KEY_NBYTES - 1 :] for path in names.cast("binary").to_pylist()]
-        leaf = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == image)
+            nothing = [None] * len(batch)
+            labels = [_label(one, texts) for one in batch.column(label).to_pylist()] if label else [0] * len(batch)
+            paths = batch.column(image).flatten()[0].cast("binary").to_pylist() if has_paths else nothing
+            paths = [one and one[-MAX_KEY_NBYTES - 1 :] for one in paths]
+            words = batch.column(split).to_pylist() if split else nothing
+            if split:
+                words = [own or DEFAULT_SPLIT if one is None else split_of_flag(split, one) for one in words]
+            rows += zip(labels, words, paths, strict=True)
+        leaf_name = f"{image}.bytes" if is_struct(columns[image]) else image
+        leaf = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == leaf_name)
         groups = [metadata.row_group(i).column(leaf) for i in range(metadata.num_row_groups)]
-        found = np.concatenate(labels) if labels else np.zeros(0 if label else metadata.num_rows, np.int64)
-        table_file = TableFile(len(found), sum(group.total_uncompressed_size for group in groups), identity)
+        table_file = TableFile(len(rows), sum(group.total_uncompressed_size for group in groups), identity)
         classes = _class_names(path, features.get(label))
-        names = paths or [None] * len(found)
-        return _Table(table_file, image, shared.setdefault(classes, classes), found, names, label)
+        unused = [name for name in columns if name not in (image, label, split)]
+        note = f"labels from {label!r}" if label else "no labels" if unused else ""
+        note += f", splits from {split!r}" * bool(split) + f", not used: {listed(unused)}" * bool(unused)
+        return _Table(table_file, leaf_name, shared.setdefault(classes, classes), label, note, rows)
+
+
+def _label(cell: Any, texts: dict[Any, Any]) -> int | str | None:
+    """Returns the integer or text in a cell, equal texts as one object; None if there is no label."""
+    if isinstance(cell, str):
+        cell = texts.setdefault(cell, present(cell, MISSING))
+        return cell if cell is None else str(cell)
+    return None if cell in (None, _NO_LABEL) else int(cell)
 
 
 def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
@@ -227,37 +272,93 @@ def _holds_images(kind: Any) -> bool:
     return str(kind) in ("binary", "large_binary")
 
 
-def _is_integer(kind: Any) -> bool:
-    return re.fullmatch(r"u?int(8|16|32|64)", str(kind)) is not None
+def _may_be_label(kind: Any) -> bool:
+    return re.fullmatch(r"u?int\d+|bool|(dictionary<values=)?(large_)?string(, .*)?", str(kind)) is not None
 
 
-def _choose(
-    path: Path, name: str, types: Mapping[str, Any], fits: Callable[[Any], bool], features: Mapping[str, Any]
-) -> str:
-    """Returns the column of images or labels: the column called `name`, or the one that the metadata names, or the only
-    column of a suitable type. Raises SourceError if there is no such column."""
-    described, what = {"image": ("Image", "binary, or struct with bytes"), "label": ("ClassLabel", "integers")}[name]
-    columns = [column for column, kind in types.items() if fits(kind)]
-    of_type = [c for c in columns if isinstance(features.get(c), dict) and features[c].get("_type") == described]
-    for candidates in ([c for c in columns if c == name], of_type, columns):
+def _is_described(features: Mapping[str, Any], column: str, kind: str) -> bool:
+    return isinstance(features.get(column), dict) and features[column].get("_type") == kind
+
+
+def _choose_image(path: Path, types: Mapping[str, Any], features: Mapping[str, Any]) -> str:
+    """Returns the column "image", or the one that the metadata names, or the only one of a suitable type."""
+    columns = [column for column, kind in types.items() if _holds_images(kind)]
+    described = [column for column in columns if _is_described(features, column, "Image")]
+    for candidates in ([c for c in columns if c == "image"], described, columns):
         if len(candidates) == 1:
             return candidates[0]
-    found, hint = ", ".join(columns)[:200] or "none", f". Rename the column to use to {name!r}"
-    if name in types and name not in columns:
-        found, hint = f"{name!r} of type {types[name]}", f". Rewrite it as {what}"
-    elif name == "image" and not columns:
-        hint = ". If its rows have paths of images, give the folder of the paths by `--root`"
-    if name == "label":
-        hint += ", or leave the labels out by `--labels none`"
-    raise SourceError(f"{path}: expected one column of {name}s ({what}), found {found}{hint}")
+    found, hint = ", ".join(columns)[:200] or "none", "Rename the column to use to 'image'"
+    if "image" in types and "image" not in columns:
+        found, hint = f"'image' of type {types['image']}", "Rewrite it as binary, or struct with bytes"
+    elif not columns:
+        hint = "If its rows have paths of images, give the folder of the paths by `--root`"
+    raise SourceError(f"{path}: expected one column of images (binary, or struct with bytes), found {found}. {hint}")
 
 
-def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]:
+def _look(path: Path, file: Any, names: Sequence[str]) -> Mapping[str, list[Any]]:
+    """Returns the values of columns in the first rows, or in all rows for a column that has only one value there."""
+    first = next(read_batches(path, file, names), None) if names else None
+    seen = {name: [] if first is None else first.column(name).drop_null().to_pylist() for name in names}
+    for name in (name for name, values in seen.items() if len(set(values)) == 1):  # rows may be sorted by it
+        batches = read_batches(path, file, [name])
+        seen[name] = [value for batch in batches for value in batch.column(0).drop_null().to_pylist()]
+    return seen
+
+
+def _choose_split(src: Path, path: Path, own: str, named: Table, seen: Mapping[str, list[Any]]) -> str:
+    """Returns the named column of splits, or "". Raises DoubtError if another column may have splits."""
+    if named.split_column:
+        return "" if named.split_column == NO_SPLITS else _existing(path, named.split_column, seen)
+    few = {name: set(map(str, values)) for name, values in seen.items() if len(set(values)) <= MOST_SPLITS}
+    known = (*named.label_columns, *LABEL_NAMES)
+    doubt_splits(src, {name: words for name, words in few.items() if words and name.lower() not in known}, own)
+    return ""
+
+
+def _choose_label(
+    src: Path,
+    path: Path,
+    named: Table,
+    split: str,
+    types: Mapping[str, Any],
+    features: Mapping[str, Any],
+    seen: Mapping[str, list[Any]],
+) -> str:
+    """Returns the named column of labels, or the one with a label's name; "" if no column looks like labels."""
+    if named.label_columns:
+        return _existing(path, named.label_columns[0], seen)
+    names = [name for name in types if name.lower() in LABEL_NAMES or _is_described(features, name, "ClassLabel")]
+    names = [name for name in names if name == "label"] or names
+    if len(names) == 1 and names[0] in seen:
+        return names[0]
+    if len(names) == 1:
+        found = f"{names[0]!r} of type {types[names[0]]}. Rewrite it as integers or texts"
+        raise DoubtError(src, f"{path.name}: expected a column of labels, found {found}", [UNLABELED])
+    # A text that has every value twice in the mean is no caption.
+    names = names or [
+        name
+        for name, values in seen.items()
+        if name != split and not _NO_LABELS.fullmatch(name.lower())
+        if not isinstance(next(iter(values), ""), str) or 1 < len(set(values)) <= (len(values) + 1) // 2
+    ]
+    if names:
+        found = f"{path.name}: expected one column with a label's name, found {listed(names)}"
+        raise DoubtError(src, found, [*map(column_reading, names[:3]), UNLABELED])
+    return ""
+
+
+def _existing(path: Path, name: str, columns: Iterable[str]) -> str:
+    if name not in columns:
+        raise SourceError(f"{path}: expected a column {name!r} of integers or texts, found {listed(columns)}")
+    return name
+
+
+def _common_classes(src: Path, root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]:
     """Returns the classes that the metadata of the files name, or (), after checking columns and labels."""
     (first, table), *others = tables.items()
     for name, other in others:
         if bool(other.label) != bool(table.label):
-            raise SourceError(f"{root / name}: only this file or {first} has labels: pass `--labels none`")
+            raise DoubtError(src, f"{name}: only this file or {first} has labels", [UNLABELED])
         if other.image != table.image:
             expected = f"images in the column {table.image!r}, as in {first}"
             raise SourceError(f"{root / name}: expected {expected}, found the column {other.image!r}")
@@ -266,31 +367,39 @@ def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]
     if wrong := [name for name in named if named[name] != classes]:
         raise SourceError(f"{root / wrong[0]}: expected the same classes as {next(iter(named))}, found other classes")
     most = (len(classes) or MAX_CLASSES) - 1
+    kinds = {type(label) for table in tables.values() for label, _, _ in table.rows} - {type(None)}
     for name, table in tables.items():
-        bad = np.flatnonzero((table.labels < _NO_LABEL) | (table.labels > most))
-        if table.label and len(bad):
-            found = f"found {table.labels[bad[0]]} ({counted(len(bad), 'invalid label')})"
-            raise SourceError(f"{root / name}: row {bad[0]}: expected a label from 0 to {most} or {_NO_LABEL}, {found}")
+        labels = [label for label, _, _ in table.rows]
+        bad = [row for row, one in enumerate(labels) if isinstance(one, int) and not 0 <= one <= most]
+        if bad or len(kinds) > 1:
+            row = next(iter(bad), 0)
+            why = counted(len(bad), "invalid label") if bad else "other labels are integers or texts"
+            expected = f"a label from 0 to {most} or {_NO_LABEL}"
+            raise SourceError(f"{root / name}: row {row}: expected {expected}, found {labels[row]!r} ({why})")
     return classes if table.label else ()
 
 
-def _find(root: Path, split: str, tables: Mapping[str, _Table], classes: Sequence[str]) -> Iterator[Found]:
-    above = f"{split}/".encode() if split else b""
+def _find(root: Path, split: str, tables: Mapping[str, _Table], classes: Sequence[str]) -> Iterator[tuple[str, Found]]:
+    """Yields the split and the image of each row that has a label, or of all rows if there is no column of labels."""
     taken: set[bytes] = set()
-    number = 0
+    numbers: Counter[str] = Counter()
     for name, table in tables.items():
         where = os.fsencode(name)
-        for row, (label, path) in enumerate(zip(table.labels.tolist(), table.paths, strict=True)):
-            if label != _NO_LABEL:
-                folder = above + (f"{classes[label] if classes else label}/".encode() if table.label else b"")
-                file = (path or b"").rpartition(b"/")[2]
-                key = folder + file
-                if not file or b"\0" in file or key in taken:
-                    key = b"%s%08d" % (folder, number)
-                if len(key) > MAX_KEY_NBYTES:
-                    expected = f"a key of at most {MAX_KEY_NBYTES:,} bytes"
-                    found = f"{len(key):,} bytes, {key[:80]!r}..."
-                    raise SourceError(f"{root / name}: row {row}: expected {expected}, found {found}")
-                taken.add(key)
-                yield Found(key, label if table.label else None, Item(where, row))
-            number += 1
+        for row, (label, word, path) in enumerate(table.rows):
+            own = split if word is None else split_name(word)
+            number, numbers[own] = numbers[own], numbers[own] + 1
+            if label is None:
+                continue
+            folder = f"{own}/".encode() if own else b""
+            if table.label:
+                folder += f"{classes[label] if classes and isinstance(label, int) else label}/".encode()
+            file = (path or b"").rpartition(b"/")[2]
+            key = folder + file
+            if not file or b"\0" in file or key in taken:
+                key = b"%s%08d" % (folder, number)
+            if len(key) > MAX_KEY_NBYTES:
+                expected = f"a key of at most {MAX_KEY_NBYTES:,} bytes"
+                found = f"{len(key):,} bytes, {key[:80]!r}..."
+                raise SourceError(f"{root / name}: row {row}: expected {expected}, found {found}")
+            taken.add(key)
+            yield own, Found(key, label if table.label else None, Item(where, row))

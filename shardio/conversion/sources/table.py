@@ -22,6 +22,10 @@ PATH_COLUMNS = (
     *("image_id", "image_name", "img_id", "id", "name"),
 )
 LABEL_COLUMNS = ("label", "class", "class_name", "category", "target", "cls")
+LABEL_NAMES = frozenset(
+    (*LABEL_COLUMNS, "labels", "targets", "class_id", "category_id", "class_label", "fine_label", "coarse_label")
+)
+"""The names of labels in parquet files and Python datasets."""
 SPLIT_COLUMNS = ("split", "subset", "set")
 # Other names that a column of splits may have, without what is no letter.
 _SPLIT_LIKE = re.compile("(data)?(set|split)(type|name)?|usage|phase|k?folds?|partition|is(train|val|test).*")
@@ -30,10 +34,10 @@ OF_TABLES = ("classes", "numbers")
 """The values of the option `labels` that say what the labels of a table are."""
 NO_SPLITS = "none"
 """The `split_column` of a table without splits."""
-_MOST_SPLITS = 20
+MOST_SPLITS = 20
 _FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
 # How programs write that there is no label.
-_MISSING = ("nan", "n/a", "#n/a", "<na>", "na", "null")
+MISSING = ("nan", "n/a", "#n/a", "<na>", "na", "null")
 
 _MAX_PATH_NBYTES = 4096  # the longest that Linux takes
 
@@ -157,7 +161,7 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
     path = _column(table, names, "path", table.path_column, PATH_COLUMNS)
     if path is None:
         way = "pass `--path-column NAME`, or put the names of columns into the first line"
-        raise SourceError(f"{table.path}: expected a column of paths, found the columns {_listed(names)}: {way}")
+        raise SourceError(f"{table.path}: expected a column of paths, found the columns {listed(names)}: {way}")
     has_splits = table.split_column != NO_SPLITS
     splits = _column(table, names, "split", table.split_column, SPLIT_COLUMNS) if has_splits else None
     group = _existing(table, names, table.group_column) if table.group_column else None
@@ -178,11 +182,11 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
     first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
     for line, cells in rows:
         for number, seen in list(values.items()):
-            seen.update(() if (value := _present(cells[number])) is None else (str(value),))
-            if len(seen) > _MOST_SPLITS:
+            seen.update(() if (value := present(cells[number])) is None else (str(value),))
+            if len(seen) > MOST_SPLITS:
                 del values[number]
-        cell = "" if splits is None else _present(cells[splits])
-        word = (split or DEFAULT_SPLIT) if cell is None else _split_of_flag(names[splits or 0], cell)
+        cell = "" if splits is None else present(cells[splits])
+        word = (split or DEFAULT_SPLIT) if cell is None else split_of_flag(names[splits or 0], cell)
         where, name = cells[path], split_name(word)
         known, there = first.setdefault(name, (word, line))
         text = "" if where is None else os.fsdecode(where) if isinstance(where, bytes) else str(where)
@@ -196,28 +200,28 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
             faults.add(line, f"the split {known!r}, as in {faults.word} {there}", word)
         elif split and word and name != split_name(split):
             faults.add(line, f"the split {split!r}, for which the table is given", word)
-        elif group is not None and _present(cells[group]) is None:
+        elif group is not None and present(cells[group]) is None:
             faults.add(line, f"a group in the column {table.group_column!r}", "an empty cell")
         else:
             if cell is None:
                 content.without_split.add(line)
-            one = tuple(_present(cells[number], _MISSING) for number in found.values())
+            one = tuple(present(cells[number], MISSING) for number in found.values())
             label = None if all(value is None for value in one) else one if len(one) > 1 else one[0]
             numbers = tuple(cells[number] for number in stored.values())
-            belongs = "" if group is None else str(_present(cells[group]))
+            belongs = "" if group is None else str(present(cells[group]))
             content.rows.append(Row(content, line, text, name, label, numbers, belongs))
     if has_splits and splits is None:
-        _doubt_splits(table, {unused[number]: seen for number, seen in values.items()}, split)
+        doubt_splits(table.path, {unused[number]: seen for number, seen in values.items()}, split)
     if len(guess) > 1:
         likely = [*(name for number, name in guess.items() if len(values.get(number, ())) > 1), *guess.values()]
         columns = [column_reading(name) for name in list(dict.fromkeys(likely))[:3]]
         raise DoubtError(
-            table.path, f"expected one column of labels, found {_listed(guess.values())}", [*columns, UNLABELED]
+            table.path, f"expected one column of labels, found {listed(guess.values())}", [*columns, UNLABELED]
         )
-    content.note = f"paths from {names[path]!r}, {f'labels from {_listed(found)}' if found else 'no labels'}"
+    content.note = f"paths from {names[path]!r}, {f'labels from {listed(found)}' if found else 'no labels'}"
     content.note += "" if splits is None else f", splits from {names[splits]!r}"
     if left := [name for name in unused.values() if name not in found]:
-        content.note += f", not used: {_listed(left)}"
+        content.note += f", not used: {listed(left)}"
     if replaced:
         content.notes.append(f"in {counted(replaced, 'row')}, {old!r} at the beginning of paths is replaced")
     elif old and content.rows:
@@ -226,7 +230,7 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
     return content
 
 
-def _doubt_splits(table: Table, values: Mapping[str, Set[str]], split: str) -> None:
+def doubt_splits(src: Path, values: Mapping[str, Set[str]], split: str) -> None:
     """Raises DoubtError if a column has a name of splits, or only words for splits, unless all are `split` or train."""
     for name, seen in values.items():
         plain = re.sub("[^a-z]", "", name.lower())
@@ -235,11 +239,11 @@ def _doubt_splits(table: Table, values: Mapping[str, Set[str]], split: str) -> N
         if is_named or (all(known) and set().union(*known) - {split or DEFAULT_SPLIT}):
             options = ({"--split-column": name}, {"--split-column": NO_SPLITS})
             meanings = f"column {name!r} has the splits", "no column has the splits"
-            found = f"expected to know whether the column {name!r} has splits, found {_listed(sorted(seen))}"
-            raise DoubtError(table.path, found, list(map(Reading, meanings, options)))
+            found = f"expected to know whether the column {name!r} has splits, found {listed(sorted(seen))}"
+            raise DoubtError(src, found, list(map(Reading, meanings, options)))
 
 
-def _split_of_flag(name: str, cell: object) -> str:
+def split_of_flag(name: str, cell: object) -> str:
     """Returns the split that a 0 or 1 means in a column such as is_train; other cells as texts."""
     match = re.match("is[-_ ]?(train|val|test)", name.lower())
     if not match or str(cell).lower() not in _FLAGS:
@@ -251,20 +255,20 @@ def column_reading(name: str) -> Reading:
     return Reading(f"column {name!r} has the labels", {"--label-column": name})
 
 
-def _present(cell: Any, missing: Sequence[str] = ()) -> Any:
+def present(cell: Any, missing: Sequence[str] = ()) -> Any:
     """Returns the value of a cell, text without spaces around it; None if it is empty, NaN or a word in `missing`."""
     if isinstance(cell, str):
         return None if cell.strip().lower() in ("", *missing) else cell.strip()
     return None if isinstance(cell, float) and cell != cell else cell
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))[:200] or "none"
 
 
 def _existing(table: Table, names: Sequence[str], name: str) -> int:
     if names.count(name) != 1:
-        found = f"{names.count(name)} columns of this name" if name in names else f"the columns {_listed(names)}"
+        found = f"{names.count(name)} columns of this name" if name in names else f"the columns {listed(names)}"
         raise SourceError(f"{table.path}: expected one column {name!r}, found {found}")
     return names.index(name)
 
