@@ -152,9 +152,9 @@ def read_again(src: Path, keys: Set[bytes]) -> Collection:
         except DoubtError as doubt:
             table = given if isinstance(given, Table) else Table(src)
             for one in doubt.readings:
-                if column := one.options.get("--label-column"):
+                if isinstance(column := one.options.get("--label-column"), str):
                     tries.append((replace(table, label_columns=[column]), labels))
-                elif column := one.options.get("--split-column"):
+                elif isinstance(column := one.options.get("--split-column"), str):
                     tries.append((replace(table, split_column=column), labels))
             last: Collection | SourceError = doubt
         except SourceError as error:
@@ -218,8 +218,8 @@ def list_source(
 ) -> Listing:
     """Scans SRC, and returns the Listing of its images or arrays, without the labels of the splits in `told`.
 
-    If it is ambiguous whether folders are classes, `labels` decides: "folders" or "none". With "none", no kind of SRC
-    needs labels. Raises SourceError if SRC cannot be converted, or could be of two kinds.
+    If it is ambiguous whether folders are classes, `labels` decides. With "none", no kind of SRC needs labels. Raises
+    SourceError if SRC cannot be converted, or could be of two kinds.
     """
     table, path = src if isinstance(src, Table) else Table(src), Path(os.path.abspath(src))
     kind: str = options.source
@@ -228,8 +228,8 @@ def list_source(
         kind = "parquet" if is_inside or kind == "parquet" else "list"
     elif kind == "auto":
         kind = find_kind(path)
-    if labels == "folders" and (kind not in KINDS_OF_FOLDERS or path.is_file()):
-        raise SourceError(f"{path}: `--labels folders` needs a folder tree, found the kind {kind!r}")
+    if labels in ("folders", "leaf") and (kind not in KINDS_OF_FOLDERS or path.is_file()):
+        raise SourceError(f"{path}: `--labels {labels}` needs a folder tree, found the kind {kind!r}")
     if labels in OF_TABLES and kind != "list":
         raise SourceError(f"{path}: `--labels {labels}` needs a table with labels, found the kind {kind!r}")
     unlabeled, skips_unlabeled = labels == "none", options.unlabeled == "skip"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardio.format.layout import SampleShape
 
 SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "tiny-imagenet", "list", "webdataset", "parquet", "arrays"]
-Labels = Literal["folders", "none", "classes", "numbers"]
+Labels = Literal["folders", "leaf", "none", "classes", "numbers"]
 Unlabeled = Literal["refuse", "skip"]
 EmptyClasses = Literal["refuse", "omit", "keep"]
 FitMode = Literal["crop", "squash", "pad", "adm"]
@@ -77,8 +77,8 @@ class ConvertOptions:
     """The kind of storage at a path. Choose a kind if "auto" finds two; the report names the kind that was found."""
     labels: Labels | None = _option(
         None,
-        "folders: the top folders of SRC, or of each split, are classes. none: no image has a label. classes, numbers: "
-        "what the labels of a table are.  "
+        "folders: the top folders of SRC, or of each split, are classes. leaf: the deepest folders are. none: no image "
+        "has a label. classes, numbers: what the labels of a table are.  "
         "[default: folders of images are classes]",
     )
     """Choose a value if the folders in SRC may or may not be classes. "none" is also for training without labels."""

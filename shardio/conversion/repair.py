@@ -162,7 +162,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], o
 
 def _readings(src: str | os.PathLike[str], options: ConvertOptions) -> Iterator[Collection]:
     """Yields each way to read SRC that `convert` may have used. Raises SourceError if there is none."""
-    ways: tuple[Labels | None, ...] = ("folders", None, "classes", "numbers")
+    ways: tuple[Labels | None, ...] = ("folders", None, "leaf", "classes", "numbers")
     for labels, unlabeled in product(ways, get_args(Unlabeled)):
         with contextlib.suppress(SourceError):
             yield from readings(src, replace(options, labels=labels, unlabeled=unlabeled), "keep", "omit")

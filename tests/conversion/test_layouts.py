@@ -178,7 +178,9 @@ def test_one_key_that_would_widen_every_row_of_the_index_is_told_beforehand(
     src = put(tmp_path / "one", *(f"a/{i}.jpg" for i in range(300)), long)
     assert scan(src, labels="folders").num_sources == 301  # an index of so few rows may be wide
     monkeypatch.setattr("shardio.conversion.sources.listing._MOST_PADDING_NBYTES", 900_000)
-    message = refused(src)
+    with pytest.raises(SourceError) as caught:
+        scan(src, labels="folders")
+    message = str(caught.value)
     assert "in the split 'train', the path 'b/ddd" in message
     assert f"{len(long):,} bytes. Padding" in message
     assert "909,622 bytes" in message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from folders import ODD_NAMES, put
 from storages import keys, scan, scan_tree
 
 from shardio.conversion.sources.collection import Collection, Source, read_file
+from shardio.conversion.sources.doubt import DoubtError
 from shardio.conversion.sources.tree import list_tree
 from shardio.errors import DecodeError, SourceError
 
@@ -123,11 +125,48 @@ def test_split_folders_may_be_links(tmp_path: Path) -> None:
     assert keys(scan_tree(tmp_path / "root"))["train"] == [b"train/a/1.jpg"]
 
 
+# --- the deepest folders, and names that Unicode spells in two ways ---------------------------------------------------
+
+
+def test_the_deepest_folders_are_classes_if_that_is_said(tmp_path: Path) -> None:
+    put(tmp_path, "train/birds/owl/1.jpg", "train/birds/emu/2.jpg", "train/cat/3.jpg", "train/cat/lynx/4.jpg")
+    put(tmp_path, "val/cat/lynx/5.jpg", "val/6.jpg", "val/elsewhere/emu/7.jpg", "val/birds/none/")
+    tree = scan_tree(tmp_path, "leaf")
+    assert tree.classes == ("cat", "emu", "lynx", "owl")
+    assert listed(tree) == {
+        "train": {
+            "train/cat/3.jpg": 0,
+            "train/birds/emu/2.jpg": 1,
+            "train/cat/lynx/4.jpg": 2,
+            "train/birds/owl/1.jpg": 3,
+        },
+        "val": {"val/elsewhere/emu/7.jpg": 1, "val/cat/lynx/5.jpg": 2},
+    }
+    assert tree.ignored == {"outside of class folders": 1}
+    put(tmp_path, "train/fish/owl/8.jpg")
+    with pytest.raises(SourceError, match="'birds/owl' and 'fish/owl'"):
+        scan_tree(tmp_path, "leaf")
+
+
+def test_a_class_has_one_number_however_unicode_spells_its_name(tmp_path: Path) -> None:
+    nfc, nfd = (unicodedata.normalize(form, "Müller") for form in ("NFC", "NFD"))
+    put(tmp_path, f"train/{nfc}/1.jpg", "train/x/2.jpg", f"val/{nfd}/3.jpg", "val/x/4.jpg", f"val/{nfc}/5.jpg")
+    for labels in ("folders", "leaf"):
+        if labels == "leaf":
+            (tmp_path / "val" / nfc / "5.jpg").unlink()
+        tree = scan_tree(tmp_path, labels)
+        assert tree.classes == (nfc, "x")
+        assert listed(tree)["val"][f"val/{nfd}/3.jpg"] == 0
+    assert list(scan(tmp_path).classes) == [nfc, "x"]
+
+
 # --- flat folders, and layouts that could be understood in two ways ---------------------------------------------------
 
 
 def doubts(root: Path) -> str:
-    return "; ".join(list_tree(root).doubts)
+    with pytest.raises(DoubtError) as caught:
+        list_tree(root).collect()
+    return str(caught.value)
 
 
 def listed(tree: Collection) -> dict[str, dict[str, int | None]]:
@@ -150,7 +189,7 @@ TWO_WAYS: dict[str, tuple[tuple[str, ...], str, dict[str, dict[str, int | None]]
     ),
     "one level too high": (
         ("x/train/a/1.jpg", "x/train/b/2.jpg"),
-        "found only 'x'. Give {root}/x as SRC if the folders in it are classes or splits",
+        "if x is the collection: shardio convert {root}/x OUT",
         {"train": {"x/train/a/1.jpg": 0, "x/train/b/2.jpg": 0}},
     ),
     "both": (

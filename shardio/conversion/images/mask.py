@@ -7,11 +7,12 @@ in GIFs. Other files are refused, because their numbers may have changed.
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import WebPImagePlugin
+from PIL import Image, WebPImagePlugin
 
 from shardio.conversion.images.decode import as_decode_error, load_png
 from shardio.conversion.images.headers import (
@@ -86,3 +87,12 @@ def _numbers(picture: Picture, kind: str) -> Mask:
     if (mask != found).any():
         raise DecodeError("damaged", f"expected one {mask.dtype} per pixel, found larger numbers of {found.dtype}")
     return mask
+
+
+def look(path: Path) -> tuple[bool, tuple[int, int]] | None:
+    """Returns whether a picture is gray or has a palette, as masks are, and its size; None without a valid header."""
+    try:
+        with Image.open(path) as image:
+            return image.mode in ("1", "L", "LA", "P", "PA", "I", "I;16", "I;16B", "F"), image.size
+    except Exception:
+        return None

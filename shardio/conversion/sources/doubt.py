@@ -16,8 +16,8 @@ class Reading(NamedTuple):
 
     meaning: str
     """What is then so, such as "these 2 folders are classes"."""
-    options: Mapping[str, str | None]
-    """The value of each option, by its name with dashes. None: the option must not be given."""
+    options: Mapping[str, str | Sequence[str] | None]
+    """The value, or several values, of each option, by its name with dashes. None: the option must not be given."""
     src: str | Path | None = None
     """Another SRC; None for the same."""
 
@@ -47,7 +47,8 @@ def _command(args: Sequence[str], src: str, reading: Reading) -> tuple[str, ...]
     kept = tuple(_without(args, reading.options))
     if reading.src is not None:
         kept = tuple(str(reading.src) if os.path.abspath(arg) == src else arg for arg in kept)
-    given = ((name, value) for name, value in reading.options.items() if value is not None)
+    values = {name: (found,) if isinstance(found, str) else found or () for name, found in reading.options.items()}
+    given = ((name, value) for name, several in values.items() for value in several)
     return (*kept, *(word for pair in given for word in pair))
 
 

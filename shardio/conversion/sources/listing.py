@@ -73,7 +73,8 @@ class Listing:
     class_names: Mapping[str, str] = field(default_factory=dict)
     """A readable name for each class, such as "tench" for n01440764; or empty."""
     doubts: Sequence[str] = ()
-    """Descriptions of what is ambiguous in SRC. `collect` raises them if its `labels` is None."""
+    """Descriptions of what is ambiguous in SRC. `collect` raises them, with `readings`, if its `labels` is None."""
+    readings: Sequence[Reading] = ()
     has_class_folders: bool = False
     """Whether classes are folders or archives. Only then does `empty_classes` apply to classes without images."""
     skips_unlabeled: bool = False
@@ -109,6 +110,8 @@ class Listing:
 
         With `labels` "none", sources have no labels. With None, raises SourceError for `doubts`.
         """
+        if labels is None and self.doubts:
+            raise DoubtError(self.src, "; ".join(self.doubts), self.readings)
         named = by_split(self.src, self.found)
         splits = {split: named[split] for split in (named if self.keeps_order else in_split_order(named))}
         if empty := [split or DEFAULT_SPLIT for split, some in splits.items() if not some]:
@@ -141,8 +144,8 @@ class Listing:
                 f"{self.src}: expected images, but none of {len(places):,} can be used; the first one: {first.detail}"
             )
         self._check_keys(sources)
-        if labels is None:
-            self._check_doubts(numbering.classes)
+        if labels is None and self.known.kind not in KINDS_OF_FOLDERS:
+            self._check_words(numbering.classes)
         classes = () if unlabeled else numbering.classes
         return replace(
             self.known,
@@ -220,16 +223,12 @@ class Listing:
                     "move the image to a shorter path"
                 )
 
-    def _check_doubts(self, classes: Sequence[str]) -> None:
-        doubts, words = list(self.doubts), [name for name in classes if known_split(name)]
+    def _check_words(self, classes: Sequence[str]) -> None:
+        words = [name for name in classes if known_split(name)]
         # One class may have such a name: many collections have trains.
         if len(words) == len(classes) > 0 or len(set(map(known_split, words))) > 1:
-            named = ", ".join(map(repr, words))
-            doubts.append(f"expected names of classes, found names of splits ({named}), which would become classes")
-        if doubts:
-            folders = Reading("folders are classes", {"--labels": "folders"})
-            is_folder = self.known.kind in KINDS_OF_FOLDERS
-            raise DoubtError(self.src, "; ".join(doubts), [folders, UNLABELED] if is_folder else [UNLABELED])
+            found = f"expected names of classes, found names of splits ({', '.join(map(repr, words))})"
+            raise DoubtError(self.src, f"{found}, which would become classes", [UNLABELED])
 
 
 def hold_out(src: object, collection: Collection, share: float | None) -> Collection:

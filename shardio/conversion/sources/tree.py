@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+import unicodedata
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from shardio.conversion.images.headers import holds_image
+from shardio.conversion.images.mask import look
 from shardio.conversion.options import Labels
 from shardio.conversion.sources.collection import Collection, FileOrigin, Ignored
 from shardio.conversion.sources.containers import RECIPE, find_container
-from shardio.conversion.sources.listing import Found, Listing
-from shardio.conversion.sources.names import Outside, by_split, in_split_order, known_split, sorted_entries
+from shardio.conversion.sources.doubt import Reading
+from shardio.conversion.sources.listing import Listing
+from shardio.conversion.sources.meaning import Disk, Layout, Part
+from shardio.conversion.sources.names import Outside, by_split, entries, in_split_order, known_split, sorted_entries
 from shardio.errors import SourceError
 
 _Noun = Literal["images", "arrays", "files"]
@@ -45,8 +49,8 @@ def list_tree(
 
     `root` holds class folders, or images without labels, or a folder for each split that holds either. Keys begin with
     the set's name for the split, such as val for the folder Validation. `told` are the splits whose labels are in a
-    table, so their folders are no classes. Raises SourceError for definite errors; an
-    ambiguous layout is described in the Listing's `doubts`.
+    table, so their folders are no classes. Raises SourceError for definite errors; an ambiguous layout is described in
+    the Listing's `doubts` and `readings`.
     """
     if not root.is_dir():
         instead = "a file" if root.exists() else "nothing"
@@ -54,7 +58,7 @@ def list_tree(
     scan = _Scan(root, noun)
     folders, images = scan.list(root)
     named = [name for name in folders if known_split(name)]
-    all_named = len(named) == len(folders) and labels != "folders"
+    all_named = len(named) == len(folders) and labels not in ("folders", "leaf")
     below = (entry for name in named for entry in sorted_entries(root / name, Ignored()))
     if not named or not (all_named or any(_kind(entry) == "folder" for entry in below)):
         parts = [scan.part(root, "", folders, images)]
@@ -67,20 +71,27 @@ def list_tree(
         parts = [
             scan.part(folder_of[split], split, *scan.list(folder_of[split])) for split in in_split_order(folder_of)
         ]
+    parts = _with_classes(parts, labels)
     asked = [part for part in parts if not told or part.split not in ("", *told)]
     where, labeled = parts[0].path if len(parts) == 1 else root, [part for part in asked if part.full]
     if not any(part.images or part.full for part in parts):
         inside = (container := find_container(root)) and f"{container}: {RECIPE}"
         raise SourceError(f"{where}: expected {noun}, or class folders with {noun}, found {inside or 'none'}")
-    if labels == "folders" and asked and not labeled:
+    if labels in ("folders", "leaf") and asked and not labeled:
         raise SourceError(f"{where}: expected class folders with {noun}, found {noun} alone: pass `--labels none`")
-    scan.doubt(asked)
+    doubts: Sequence[str] = ()
+    readings: Sequence[Reading] = ()
+    if labels is None and asked:
+        layout = Layout(root, asked, noun, Disk(os.path.exists, look, _tables))
+        if doubts := [*scan.doubts, *layout.doubts()]:
+            readings = tuple(layout.readings())
     classes = tuple(labeled[0].classes) if labeled else ()
     for part in labeled if labels != "none" else ():
         if part.images:
             example = os.path.join(part.path, os.fsdecode(part.images[0]))
             scan.ignored.add("outside of class folders", example, len(part.images))
-        if unknown := [name for name in part.classes if name not in labeled[0].classes]:
+        unknown = [name for name in part.classes if name not in labeled[0].classes]
+        if unknown and not doubts:
             raise SourceError(
                 f"{part.path / unknown[0]}: expected only classes that {labeled[0].path.name!r} has, too, found the "
                 f"unknown class {unknown[0]!r} ({len(unknown):,} unknown in all): move their folders elsewhere, or "
@@ -91,37 +102,30 @@ def list_tree(
         {part.split: found for part in parts if (found := list(part.found(labels != "none" and part in asked)))},
         Collection(FileOrigin(root), ignored=scan.ignored, notes=scan.outside.notes),
         classes,
-        doubts=scan.doubts if asked else (),
+        doubts=doubts,
+        readings=readings,
         has_class_folders=True,
     )
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The images in the folder of a split, or in SRC if SRC has no folders of splits."""
-
-    path: Path
-    split: str
-    """The set's name for the split; "" if SRC has no folders of splits."""
-    images: Sequence[bytes]
-    """The names of the images directly in `path`."""
-    classes: Mapping[str, Sequence[bytes]]
-    """The paths, relative to `path`, of the images in and below each folder in `path`, by the folder's name."""
-    deep: str
-    """The first folder with images that lies inside one of the folders of `classes`; "" if there is none."""
-
-    @property
-    def full(self) -> Sequence[str]:
-        """The names of the folders of `classes` that have images."""
-        return [name for name, paths in self.classes.items() if paths]
-
-    def found(self, is_labeled: bool) -> Iterator[Found]:
-        """Yields the images in class folders, labeled, or all images if `is_labeled` is false or no class has any."""
-        is_labeled = is_labeled and bool(self.full)
-        prefix, above = (os.fsencode(f"{name}/") if self.split else b"" for name in (self.split, self.path.name))
-        for name, paths in ((None, [] if is_labeled else self.images), *self.classes.items()):
-            for path in paths:
-                yield Found(prefix + path, name if is_labeled else None, above + path if above != prefix else None)
+def _with_classes(parts: Sequence[Part], labels: Labels | None) -> list[Part]:
+    """Returns the parts with their classes. The forms that Unicode has for a name (NFC, NFD) are one class."""
+    spelled: dict[str, str] = {}
+    found = []
+    for part in parts:
+        classes: dict[str, list[bytes]] = {}
+        for folder, paths in sorted(part.deepest().items()) if labels == "leaf" else part.classes.items():
+            name = os.path.basename(folder)
+            name = spelled.setdefault(unicodedata.normalize("NFC", name), name)
+            classes.setdefault(name, []).extend(paths)
+            if labels == "leaf" and len(classes[name]) > len(paths):
+                first = os.fsdecode(os.path.dirname(classes[name][0]))
+                raise SourceError(
+                    f"{part.path}: expected other names of the deepest folders, found {first!r} and {folder!r}: rename "
+                    "one of them, or list the images and their classes in a table: see `--table`"
+                )
+        found.append(replace(part, classes=dict(sorted(classes.items())) if labels == "leaf" else classes))
+    return found
 
 
 class _Scan:
@@ -134,39 +138,15 @@ class _Scan:
         self.outside = Outside(root)
         self.doubts: list[str] = []
 
-    def part(self, folder: Path, split: str, folders: list[str], images: list[str]) -> _Part:
+    def part(self, folder: Path, split: str, folders: list[str], images: list[str]) -> Part:
         """Returns the images in and below `folder`. `folders` and `images` are what `list(folder)` has returned."""
         above = tuple(_identity(place) for place in (self.root, folder))
         start = len(str(folder).rstrip("/")) + 1
-        classes = {}
-        deep = ""
-        for name in folders:
-            found = sorted(self.files(folder / name, above))
-            deep = deep or next((path for path, _ in found if path != str(folder / name)), "")
-            classes[name] = [os.fsencode(f"{path}/{file}"[start:]) for path, file in found]
-        return _Part(folder, split, list(map(os.fsencode, images)), classes, deep)
-
-    def doubt(self, parts: list[_Part]) -> None:
-        """Adds a description of every ambiguity in the layout of the parts to `doubts`."""
-        noun = self.noun
-        flat, labeled = ([p for p in parts if p.images and not p.full], [p for p in parts if p.full])
-        for part in parts:
-            if part.images and part.full:
-                found = f"{len(part.images):,} directly in it, and folders with {noun} such as {part.full[0]!r}"
-                self.doubts.append(f"expected {noun} directly in {str(part.path)!r} or in its folders, found {found}")
-            elif not part.images and not part.full:
-                self.doubts.append(f"expected {noun} in {str(part.path)!r}, found none: the split would be left out")
-        if flat and labeled:
-            expected = f"class folders in {flat[0].path.name!r}, as in {labeled[0].path.name!r}"
-            self.doubts.append(f"expected {expected}, found {len(flat[0].images):,} {noun} without class folders")
-        full = sorted({name for part in labeled for name in part.full})
-        deep = next((part.deep for part in labeled if part.deep), "")
-        if len(full) == 1:
-            place = labeled[0].path / full[0]
-            inside = f". Give {place} as SRC if the folders in it are classes or splits" if deep else ""
-            self.doubts.append(f"expected at least two classes, found only {full[0]!r}{inside}")
-        elif deep:
-            self.doubts.append(f"expected {noun} directly in the class folders, found some deeper, in {deep!r}")
+        classes = {
+            name: [os.fsencode(f"{path}/{file}"[start:]) for path, file in sorted(self.files(folder / name, above))]
+            for name in folders
+        }
+        return Part(folder, split, list(map(os.fsencode, images)), classes)
 
     def list(self, folder: Path) -> tuple[list[str], list[str]]:
         """Returns the names of the folders in `folder`, and of its images. Counts other entries in `ignored`."""
@@ -203,6 +183,10 @@ class _Scan:
                     pending.append((Path(entry.path), (*above, here)))
                 elif self._is_image(entry):
                     yield str(folder), entry.name
+
+
+def _tables(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in entries(folder) if entry.name.endswith((".csv", ".tsv", ".jsonl")))
 
 
 def _identity(folder: Path) -> tuple[int, int]:
