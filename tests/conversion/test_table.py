@@ -280,6 +280,8 @@ DOUBTS: dict[str, tuple[str, str]] = {
     "an integer": ("grade 0 1", "--label-column grade / --labels none"),
     "a number": ("age 0.5 3", "--label-column age / --labels none"),
     "several columns": ("age 20 30 / breed x y", "--label-column age / --label-column breed / --labels none"),
+    "two names of labels": ("Class x y / target x y", "--label-column Class / --label-column target"),
+    "the index of pandas": ("Unnamed: 0 0 1 / breed x y", ""),
     "a split": ("label x y / Data Set train test", "--split-column 'Data Set' / --split-column none"),
     "a split of a competition": ("label x y / a Training PublicTest", "--split-column a / --split-column none"),
     "only a split": ("Usage train test", "--split-column Usage / --split-column none"),
@@ -357,7 +359,7 @@ def test_the_commands_of_a_doubt_keep_what_the_caller_gave(folder: Path) -> None
 
 def test_unused_columns_and_many_different_texts(folder: Path) -> None:
     found = listed(folder, "path,label,width,height\na/1.jpg,x,3,4\n", "l.csv")
-    assert found.notes == ("l.csv: paths from 'path', labels from 'label', not used: 'width', 'height' (1 class)",)
+    assert found.notes == ("l.csv: paths from 'path', labels from 'label' (1 class), not used: 'width', 'height'",)
     put(folder, *(f"{i}.jpg" for i in range(30)))
     with pytest.raises(DoubtError, match="30 different texts"):
         listed(folder, "path,caption\n" + "".join(f"{i}.jpg,text {i}\n" for i in range(30)), "l.csv")

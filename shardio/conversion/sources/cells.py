@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cache
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,10 @@ _INT64 = -(1 << 63), (1 << 63) - 1, "integers that fit in int64"
 _EXACT = -(1 << 53), 1 << 53, "-2**53 to 2**53, as other cells are fractions or empty"
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
-_CLASSES, _NUMBERS = {"--labels": "classes"}, {"--labels": "numbers"}
+_AS_CLASSES = Reading("the labels are classes", {"--labels": "classes"})
+_AS_WRITTEN = Reading("the labels are classes as written", {"--labels": "classes"})
+_AS_NUMBERS = Reading("the labels are numbers", {"--labels": "numbers"})
+_SEVERAL = "a cell may have several labels"
 _SEPARATORS = ("|", ";", ",", " ")
 # A column that is only the one that is left may have so many different texts, or half as many as rows.
 _MOST_TEXTS = 20
@@ -72,29 +75,24 @@ def _written_apart(numbers: Mapping[str, int]) -> bool:
 
 def _doubt(content: Contents, texts: Set[str], numbers: Mapping[str, int], num_rows: int) -> None:
     """Raises DoubtError if the `texts` of labels may mean several things. `numbers` is `whole_numbers(texts)`."""
-    name, some = content.label_names[0], first_of(sorted(texts), 3, repr)
-    as_classes, as_numbers = Reading("the labels are classes", _CLASSES), Reading("the labels are numbers", _NUMBERS)
-    as_written = as_classes._replace(meaning="the labels are classes as written")
-
-    def doubt(found: str, *readings: Reading) -> NoReturn:
-        raise DoubtError(content.path, f"expected labels in the column {name!r}, found {found}", readings)
-
-    are_numbers, values = all(map(is_number, texts)), set(numbers.values())
-    if content.is_guessed and texts and (are_numbers or len(texts) > max(_MOST_TEXTS, num_rows // 2)):
-        what = "numbers" if are_numbers else f"{len(texts):,} different texts"
-        doubt(f"{what} such as {some}", column_reading(name), UNLABELED)
-    for one in _SEPARATORS:
-        several = (text for text in texts if one in text and {part.strip() for part in text.split(one)} <= texts)
-        if text := next(several, ""):
-            meaning = Reading("a cell may have several labels", {"--label-separator": one})
-            doubt(f"{text!r} beside its parts", as_written, meaning)
-    if not are_numbers and (codes := [text for text in texts if is_number(text) and _AS_CODE.search(text)]):
-        doubt(f"numbers such as {min(codes)!r} among names", as_written)
-    if _written_apart(numbers):
-        doubt(f"a number that is written in several ways, such as {some}", as_written, as_numbers)
-    has_gap = bool(numbers) and (min(values) not in (0, 1) or len(values) <= max(values) - min(values))
-    if has_gap and any(map(_AS_FLOAT.search, texts)):
-        doubt(f"whole numbers with gaps and a decimal point, such as {some}", as_classes, as_numbers)
+    name, some, are_numbers = content.label_names[0], first_of(sorted(texts), 3, repr), all(map(is_number, texts))
+    kinds = f"{len(texts):,} different {'numbers' if are_numbers else 'texts'} such as {some}"
+    is_unlike = are_numbers or len(texts) > max(_MOST_TEXTS, num_rows // 2)
+    parts = ((one, text) for text in texts for one in _SEPARATORS if {part.strip() for part in text.split(one)} < texts)
+    separator, whole = next(((one, text) for one, text in parts if one in text), ("", ""))
+    codes = [] if are_numbers else sorted(text for text in texts if is_number(text) and _AS_CODE.search(text))
+    values = set(numbers.values()) if any(map(_AS_FLOAT.search, texts)) else set()
+    has_gap = bool(values) and (min(values) not in (0, 1) or len(values) <= max(values) - min(values))
+    doubts = (
+        (content.is_guessed and texts and is_unlike, kinds, (column_reading(name), UNLABELED)),
+        (whole, f"{whole!r} beside its parts", (_AS_WRITTEN, Reading(_SEVERAL, {"--label-separator": separator}))),
+        (codes, f"numbers such as {codes[:1]} among names", (_AS_WRITTEN,)),
+        (_written_apart(numbers), f"a number written in several ways, as in {some}", (_AS_WRITTEN, _AS_NUMBERS)),
+        (has_gap, f"whole numbers with gaps and a decimal point, such as {some}", (_AS_CLASSES, _AS_NUMBERS)),
+    )
+    for is_doubt, found, readings in doubts:
+        if is_doubt:
+            raise DoubtError(content.path, f"expected labels in the column {name!r}, found {found}", readings)
 
 
 def _several(rows: Sequence[Row], content: Contents) -> Labels:

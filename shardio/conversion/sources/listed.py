@@ -63,7 +63,9 @@ class _Rows(Listing):
             if isinstance(first, tuple):
                 kind = f" (float32, {counted(len(first), 'number')})"
         notes = tuple(
-            f"{content.path.name}: {note}" for content in self.tables for note in (content.note + kind, *content.notes)
+            f"{content.path.name}: {note}"
+            for content in self.tables
+            for note in (content.note + kind + content.rest, *content.notes)
         )
         columns = self._columns() if any(content.columns for content in self.tables) else None
         rows = (one for one in chain.from_iterable(self.found.values()) if one.where is not None)

@@ -37,7 +37,7 @@ NO_SPLITS = "none"
 MOST_SPLITS = 20
 _FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
 # How programs write that there is no label.
-MISSING = ("nan", "n/a", "#n/a", "<na>", "na", "null")
+MISSING = frozenset(("nan", "n/a", "#n/a", "<na>", "na", "null"))
 
 _MAX_PATH_NBYTES = 4096  # the longest that Linux takes
 
@@ -139,7 +139,9 @@ class Contents:
     is_guessed: bool
     """Whether the column of labels is only the one that is left."""
     note: str = ""
-    """Says which columns are read as paths, labels and splits, and which are not used."""
+    """Says which columns are read as paths and labels."""
+    rest: str = ""
+    """Says which columns are read as splits, and which are not used."""
     notes: list[str] = field(default_factory=list)
     """What else was done, such as how paths were read."""
     rows: list[Row] = field(default_factory=list)
@@ -173,20 +175,24 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
             raise SourceError(f"{table.path}: column {name!r}: {error}") from None
     given = {} if labels == "none" else _label_columns(table, names)
     used = {path, splits, group, *given.values(), *stored.values()}
-    unused = {number: name for number, name in enumerate(names) if number not in used}
-    guess = unused if labels != "none" and not (given or stored) else {}
-    found = given or ({name: number for number, name in guess.items()} if len(guess) == 1 else {})
+    unused = {name: number for number, name in enumerate(names) if number not in used and not _is_index(name)}
+    guess = list(unused) if labels != "none" and not (given or stored) else []
+    found = given or {name: _existing(table, names, name) for name in guess[: len(guess) == 1]}
     content = Contents(table, faults, tuple(found), tuple(stored), labels, is_guessed=bool(guess))
-    values: dict[int, set[str]] = {number: set() for number in unused}
+    values: dict[str, set[str]] = {name: set() for name in unused}
     (old, new), replaced = table.prefix, 0
     first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
     for line, cells in rows:
-        for number, seen in list(values.items()):
-            seen.update(() if (value := present(cells[number])) is None else (str(value),))
-            if len(seen) > MOST_SPLITS:
-                del values[number]
-        cell = "" if splits is None else present(cells[splits])
-        word = (split or DEFAULT_SPLIT) if cell is None else split_of_flag(names[splits or 0], cell)
+        for column, seen in list(values.items()):
+            if (value := str(cells[unused[column]])) not in seen:
+                seen.add(value)
+                if len(seen) > MOST_SPLITS:
+                    del values[column]
+        cell, word = "", ""
+        if splits is not None and (cell := present(cells[splits])) is not None:
+            word = split_of_flag(names[splits], cell)
+        elif splits is not None:
+            word = split or DEFAULT_SPLIT
         where, name = cells[path], split_name(word)
         known, there = first.setdefault(name, (word, line))
         text = "" if where is None else os.fsdecode(where) if isinstance(where, bytes) else str(where)
@@ -211,17 +217,15 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
             belongs = "" if group is None else str(present(cells[group]))
             content.rows.append(Row(content, line, text, name, label, numbers, belongs))
     if has_splits and splits is None:
-        doubt_splits(table.path, {unused[number]: seen for number, seen in values.items()}, split)
+        doubt_splits(table.path, {name: seen - {"", "None", "nan"} for name, seen in values.items()}, split)
     if len(guess) > 1:
-        likely = [*(name for number, name in guess.items() if len(values.get(number, ())) > 1), *guess.values()]
-        columns = [column_reading(name) for name in list(dict.fromkeys(likely))[:3]]
-        raise DoubtError(
-            table.path, f"expected one column of labels, found {listed(guess.values())}", [*columns, UNLABELED]
-        )
+        likely = sorted(guess, key=lambda name: len(values.get(name, ())) < 2)[:3]
+        columns = [column_reading(name) for name in likely]
+        raise DoubtError(table.path, f"expected one column of labels, found {listed(guess)}", [*columns, UNLABELED])
     content.note = f"paths from {names[path]!r}, {f'labels from {listed(found)}' if found else 'no labels'}"
-    content.note += "" if splits is None else f", splits from {names[splits]!r}"
-    if left := [name for name in unused.values() if name not in found]:
-        content.note += f", not used: {listed(left)}"
+    content.rest += "" if splits is None else f", splits from {names[splits]!r}"
+    if left := [name for name in unused if name not in found]:
+        content.rest += f", not used: {listed(left)}"
     if replaced:
         content.notes.append(f"in {counted(replaced, 'row')}, {old!r} at the beginning of paths is replaced")
     elif old and content.rows:
@@ -237,10 +241,9 @@ def doubt_splits(src: Path, values: Mapping[str, Set[str]], split: str) -> None:
         is_named = not split and len(seen) > 1 and bool(_SPLIT_LIKE.fullmatch(plain))
         known = [{known_split(part.lower()) for part in _WORD.findall(word)} - {""} for word in seen]
         if is_named or (all(known) and set().union(*known) - {split or DEFAULT_SPLIT}):
-            options = ({"--split-column": name}, {"--split-column": NO_SPLITS})
-            meanings = f"column {name!r} has the splits", "no column has the splits"
+            none = Reading("no column has the splits", {"--split-column": NO_SPLITS})
             found = f"expected to know whether the column {name!r} has splits, found {listed(sorted(seen))}"
-            raise DoubtError(src, found, list(map(Reading, meanings, options)))
+            raise DoubtError(src, found, [column_reading(name, "split"), none])
 
 
 def split_of_flag(name: str, cell: object) -> str:
@@ -251,14 +254,20 @@ def split_of_flag(name: str, cell: object) -> str:
     return match[1] if _FLAGS[str(cell).lower()] else "test" if match[1] == "train" else "train"
 
 
-def column_reading(name: str) -> Reading:
-    return Reading(f"column {name!r} has the labels", {"--label-column": name})
+def column_reading(name: str, what: str = "label") -> Reading:
+    return Reading(f"column {name!r} has the {what}s", {f"--{what}-column": name})
 
 
-def present(cell: Any, missing: Sequence[str] = ()) -> Any:
+def _is_index(name: str) -> bool:
+    """Whether a column is the numbers of rows that pandas writes and reads."""
+    return name in ("", "Unnamed: 0")
+
+
+def present(cell: Any, missing: Set[str] = frozenset()) -> Any:
     """Returns the value of a cell, text without spaces around it; None if it is empty, NaN or a word in `missing`."""
     if isinstance(cell, str):
-        return None if cell.strip().lower() in ("", *missing) else cell.strip()
+        text = cell.strip()
+        return None if not text or text.lower() in missing else text
     return None if isinstance(cell, float) and cell != cell else cell
 
 
@@ -284,8 +293,8 @@ def _column(table: Table, names: Sequence[str], what: str, given: str, known: tu
     if len(found) > 1 and known is PATH_COLUMNS:  # an id beside a path
         found = [name for name in found if name in PATH_COLUMNS[:10]] or found
     if len(found) > 1:
-        way = f"pass the right one by `--{what}-column`"
-        raise SourceError(f"{table.path}: expected one column of {what}s, found {', '.join(found)}: {way}")
+        readings = [column_reading(names[lower.index(name)], what) for name in found[:3]]
+        raise DoubtError(table.path, f"expected one column of {what}s, found {', '.join(found)}", readings)
     return lower.index(found[0]) if found else None
 
 
