@@ -86,11 +86,6 @@ def _noun(source: str) -> str:
     return "sample" if source in ("arrays", "npy", "npz") else "image"
 
 
-def _ignored(report: ConvertReport | Estimate) -> Iterator[str]:
-    for reason, count in report.ignored.items():
-        yield f"  ignored {count:,}: {reason}, such as {', '.join(report.ignored_examples[reason])}"
-
-
 def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
     from shardio.conversion.images.decode import JUNK
 
@@ -110,7 +105,6 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
         yield f"  refused {sum(report.refused.values()):,}: {counts_text(report.refused)}{where}"
     if report.mended:
         yield f"  mended {len(report.mended):,}: {JUNK}"
-    yield from _ignored(report)
     yield from (f"  note    {note}" for note in report.notes)
     by_warning: dict[str, list[str]] = {}
     for warned in report.warned:
@@ -175,18 +169,7 @@ def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
 def _estimated(report: Estimate, src: Path, out: Path | None) -> Iterator[str]:
     noun = _noun(report.source)
     yield f"{src}: {report.source}, {counted(report.num_sources, noun)} of {counted(report.num_classes, 'class')}"
-    for name, split in report.splits.items():
-        least, most = split.smallest, split.largest
-        if least is None or most is None:
-            yield f"  {name:<8}{counted(split.num_sources, noun):>19}, without classes"
-            continue
-        sizes = f"{least.num_sources:,} ({least.name}) to {most.num_sources:,} ({most.name}) of a class"
-        if least.num_sources == most.num_sources:
-            sizes = f"{most.num_sources:,} of each class"
-        yield f"  {name:<8}{counted(split.num_sources, noun):>19}, {sizes}"
-    for note in report.notes:
-        yield f"  note    {note}"
-    yield from _ignored(report)
+    yield from (f"  note    {note}" for note in report.notes)
     if report.refused:
         yield f"  refused, of {report.num_measured:,} that were tried: {counts_text(report.refused)}"
         yield f"  bad     {_verdict_on_bad(report)}"

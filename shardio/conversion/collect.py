@@ -84,6 +84,8 @@ def check(src: Src, out: Path | None, options: ConvertOptions) -> None:
     if options.size is not None:
         Fit.of(options)
     _declared(options)
+    if options.mask_suffix and options.masks is None:
+        raise ValueError("`mask_suffix` is about names in the folder `masks`: pass `masks`, too")
     if options.masks is not None:
         check_local(options.masks, SourceError, "masks are read from files, so copy or mount them here first")
         if not os.path.isdir(options.masks):
@@ -180,6 +182,18 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
         raise ValueError("`masks` is for images, but SRC has only arrays: leave `masks` out")
     folder, suffix = Path(os.path.abspath(options.masks)), options.mask_suffix
     origin = replace(collection.origin, masks=folder, mask_suffix=suffix)
+    if getattr(origin, "folder", None) == folder:  # pictures and masks in one folder
+        new = os.fsencode(suffix.rpartition("=")[2])
+        if not new:
+            raise ValueError(f"{folder}: each picture would be its own mask: pass `mask_suffix`, such as _mask")
+        splits, ignored = {}, collection.ignored.copy()
+        for split, some in collection.splits.items():
+            splits[split] = tuple(one for one in some if not os.path.splitext(one.key)[0].endswith(new))
+            if not splits[split]:
+                raise SourceError(f"{folder}: split {split!r}: expected pictures, found only names as of masks")
+            if lacking := len(some) - len(splits[split]):
+                ignored.add("mask of another picture", f"names that end with {os.fsdecode(new)}", lacking)
+        collection = replace(collection, splits=splits, ignored=ignored)
     first: DecodeError | None = None
     for source in islice(chain.from_iterable(collection.splits.values()), _MOST_TRIED):
         try:

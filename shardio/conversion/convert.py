@@ -41,6 +41,7 @@ from shardio.conversion.report import (
     TooManyBad,
     UnfinishedParts,
     bar_of,
+    describe,
     report_set,
     report_work,
 )
@@ -99,7 +100,7 @@ class Conversion:
         self._others = [task for task in plan.tasks if task.name not in mine]
         total = sum(len(task.sources) for task in self._mine)
         most_bad = count_bad(plan.options.max_bad, plan.collection.num_sources)
-        self._monitor = Monitor(total, most_bad, on_progress, plan.collection.notes)
+        self._monitor = Monitor(total, most_bad, on_progress, tuple(describe(plan.collection)))
         self._records: dict[str, ShardRecord] = {}
         """The records of the finished tasks, by name of the shard. Complete when this call publishes the set."""
         self._missing: list[ShardTask] = []

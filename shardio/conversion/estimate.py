@@ -23,8 +23,9 @@ from shardio.conversion.engine import THREADS_PER_PROCESS
 from shardio.conversion.options import ConvertOptions, Pixels, count_bad, count_workers
 from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.records import Reject
+from shardio.conversion.report import describe, describe_facts
 from shardio.conversion.sources.collection import Collection, DatasetItem, Origin, Source
-from shardio.conversion.task import prepare
+from shardio.conversion.task import PreparedSample, prepare
 from shardio.errors import ConvertError
 from shardio.sets.names import check_local
 
@@ -56,9 +57,8 @@ class Estimate:
     num_classes: int
     splits: Mapping[str, SplitEstimate]
     notes: tuple[str, ...]
-    """In words, what the conversion has guessed about SRC, such as the column of the labels."""
+    """In words, what the conversion has understood or guessed of SRC, such as classes and the column of the labels."""
     ignored: Mapping[str, int]
-    ignored_examples: Mapping[str, Sequence[str]]
     source_nbytes: int | None
     """Size of the encoded images, approximate for parquet; None if it is unknown without reading them."""
     num_shards: int
@@ -71,6 +71,8 @@ class Estimate:
     other kinds of storage."""
     free_nbytes: int | None
     """Free bytes on the filesystem of OUT; None without OUT."""
+    facts: Mapping[str, int]
+    """As in `ConvertReport`, of the measured sources alone."""
     num_measured: int
     """Sources that were read, decoded and resized to measure the rate, evenly spaced."""
     refused: Mapping[str, int]
@@ -132,24 +134,31 @@ def estimate(
     shards = Counter(task.split for task in plan.tasks)
     listed = list(itertools.chain.from_iterable(collection.splits.values()))
     task = replace(plan.tasks[0], origin=collection.origin)  # one that reads without copies
-    rate, reasons, short_sides = _measure(task, listed, workers, seconds)
+    rate, outcomes = _measure(task, listed, workers, seconds)
+    reasons = Counter(one.reason for one in outcomes if isinstance(one, Reject))
+    samples = [one for one in outcomes if isinstance(one, PreparedSample)]
+    sizes = np.array([one.source_size for one in samples], np.int64).reshape(-1, 2)
+    facts = Counter(fact for one in samples for fact in one.facts)
+    if fit is not None:
+        facts.update(fit.count_enlarged(*sizes.T))
+    sides = sizes.min(1) if fit is not None else sizes[:0, 0]
     return Estimate(
         source=collection.kind,
         num_sources=len(listed),
         num_classes=len(collection.classes),
         splits={name: _describe(collection, name, shards[name]) for name in collection.splits},
-        notes=collection.notes,
+        notes=(*describe(collection), *describe_facts(facts, f" (of {len(outcomes):,} that were tried)")),
         ignored=dict(collection.ignored),
-        ignored_examples=collection.ignored.examples,
         source_nbytes=collection.origin.nbytes(listed),
         num_shards=len(plan.tasks),
         nbytes=plan.nbytes,
         nbytes_as=nbytes_as,
         spool_nbytes=collection.origin.copies_nbytes(),
         free_nbytes=free_nbytes,
-        num_measured=len(reasons),
-        refused={reason: count for reason, count in Counter(reasons).most_common() if reason},
-        short_sides=tuple(np.quantile(short_sides, [0.1, 0.5, 0.9], method="lower").tolist()) if short_sides else (),
+        facts=dict(+facts),
+        num_measured=len(outcomes),
+        refused=dict(reasons.most_common()),
+        short_sides=tuple(np.quantile(sides, [0.1, 0.5, 0.9], method="lower").tolist()) if len(sides) else (),
         max_bad=options.max_bad,
         workers=workers,
         images_per_second=rate,
@@ -169,12 +178,11 @@ def _describe(collection: Collection, split: str, num_shards: int) -> SplitEstim
 
 def _measure(
     task: ShardTask, sources: Sequence[Source], workers: int, seconds: float
-) -> tuple[float, list[str], list[int]]:
+) -> tuple[float, list[PreparedSample | Reject]]:
     """Measures the rate of a conversion on evenly spaced sources, for about `seconds`.
 
-    Returns (images per second of all workers; for each measured source, the reason why it would be refused, or "";
-    the shorter side in pixels of each measured image that would not be refused). `task` is any task of the conversion;
-    its own sources are not used.
+    Returns (images per second of all workers; the outcome for each measured source, without arrays). `task` is any task
+    of the conversion; its own sources are not used.
     """
     order, found = spread(len(sources)), {}
     if task.origin.copies_nbytes():  # a conversion reads copies instead, so reading is not timed
@@ -182,14 +190,12 @@ def _measure(
         order = order[: len(found)]
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
-    def outcome(source: Source) -> tuple[str, int]:
+    def outcome(source: Source) -> PreparedSample | Reject:
         pixels = np.empty(0 if task.pixels_row is None else task.pixels_row.shape, np.uint8)
         result = prepare(task, (source, pixels), found.get(source))
-        if isinstance(result, Reject):
-            return result.reason, 0
-        return "", min(result.source_size)
+        return result if isinstance(result, Reject) else result._replace(arrays={})
 
-    def work(first: int) -> list[tuple[str, int]]:
+    def work(first: int) -> list[PreparedSample | Reject]:
         outcomes = []
         for number in order[first::threads]:
             outcomes.append(outcome(sources[number]))
@@ -203,8 +209,7 @@ def _measure(
         deadline = start + seconds
         outcomes = list(itertools.chain.from_iterable(pool.map(work, range(threads))))
         elapsed = time.monotonic() - start
-    reasons, sides = [reason for reason, _ in outcomes], [side for _, side in outcomes if side]
-    return len(outcomes) / elapsed * workers / threads, reasons, sides
+    return len(outcomes) / elapsed * workers / threads, outcomes
 
 
 def _read_ahead(origin: Origin, sources: Iterable[Source], seconds: float) -> dict[Source, Future[bytes | DatasetItem]]:

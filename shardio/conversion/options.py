@@ -55,8 +55,8 @@ class Progress:
     """Sources copied out of parquet files. Copying ends before the first source is converted."""
     kept: int = 0
     """Sources in shards that earlier calls finished. `done` includes them before this call converts a source."""
-    notes: tuple[str, ...] = ()
-    """In words, what the conversion has guessed about SRC, such as the column of the labels."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """In words, what the conversion has understood or guessed of SRC."""
 
 
 def _option(default: Any, help: str, *, metavar: str | None = None, least: int | None = None) -> Any:

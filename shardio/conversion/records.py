@@ -78,6 +78,8 @@ class ShardRecord:
     """The digest of the sources' fingerprints, which changes if a source changes."""
     level_sums: NDArray[np.int64]
     """The total of `sum_levels` over the samples that were measured, int64 (4, channels)."""
+    facts: Mapping[str, int] = field(default_factory=dict)
+    """The number of pictures for which each of FACTS is true."""
     arrays: Mapping[str, ArrayPart] = field(default_factory=dict)
     """The values of the task's arrays, by name; empty if there is no sample."""
 
@@ -147,6 +149,7 @@ def save_record(task: ShardTask, record: ShardRecord) -> None:
         "mended": [[m.split, os.fsdecode(m.key), m.warning] for m in record.mended],
         "sources_sha256": record.sources_sha256,
         "level_sums": record.level_sums.tolist(),
+        "facts": record.facts,
         "arrays": {
             name: [part.entry and part.entry.content(), base64.b64encode(part.numbers.tobytes()).decode("ascii")]
             for name, part in record.arrays.items()
@@ -194,6 +197,7 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             tuple(MendedSource(split, os.fsencode(key), warning) for split, key, warning in fields["mended"]),
             fields["sources_sha256"],
             np.array(fields["level_sums"], np.int64),
+            fields["facts"],
             arrays,
         )
         if any((task.out / one.file).stat().st_size != one.nbytes for one in record.files):

@@ -7,16 +7,19 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardio.conversion.images.decode import JUNK
+from shardio.conversion.images.decode import FACTS, JUNK
 from shardio.conversion.options import Progress
 from shardio.conversion.plan import Plan, ShardTask
 from shardio.conversion.records import MendedSource, Reject, ShardRecord, read_rejects
-from shardio.errors import counted, first_of, printable, shortened
-from shardio.format.layout import HEADER_NBYTES, LABELS_NAME
+from shardio.conversion.sources.collection import Collection as Scanned
+from shardio.conversion.sources.names import numbers_up_to
+from shardio.errors import bytes_text, counted, first_of, printable, shortened
+from shardio.format.layout import HEADER_NBYTES, LABELS_NAME, has_label
 from shardio.format.manifest import Manifest
 from shardio.system.opening import read_untrusted
 from shardio.system.progress import Bar
@@ -56,15 +59,16 @@ class ConvertReport:
     """Sources whose header had to be mended, with the reason."""
     ignored: Mapping[str, int]
     """Entries of SRC that are not converted, per reason."""
-    ignored_examples: Mapping[str, Sequence[str]]
-    """For each reason, up to three of these entries, with different suffixes."""
     seconds: float
     num_converted: int
     """The number of sources that this call converted or refused; earlier calls did the rest."""
     warned: tuple[MendedSource, ...] = ()
     """Sources with several pictures, and sources that a library warned about while decoding, with the warning."""
     notes: tuple[str, ...] = ()
-    """In words, what the conversion has guessed about SRC, such as the column of the labels."""
+    """In words, what the conversion has understood or guessed of SRC, such as classes and the column of the labels."""
+    facts: Mapping[str, int] = field(default_factory=dict)
+    """The number of pictures for which each of FACTS is true, and `Fit.count_enlarged`. Empty if an earlier call made
+    the set."""
     unlabeled: tuple[str, ...] = ()
     """The splits whose samples have no labels."""
     unfinished: UnfinishedParts | None = None
@@ -134,6 +138,21 @@ def report_work(
 ) -> ConvertReport:
     """Returns a report of the tasks with records, as long as the set is not published: `digest` is ""."""
     done = [(task.split, records[task.name]) for task in tasks if task.name in records]
+    whole = done if len(done) == len(tasks) else []
+    rows = {
+        split: np.concatenate([record.rows for name, record in whole if name == split])
+        for split in dict.fromkeys(name for name, _ in whole)
+    }
+    labels = {
+        name: found["label"] if has_label(found.dtype) else np.empty((len(found), 0), np.int64)
+        for name, found in rows.items()
+    }
+    facts: Counter[str] = Counter()
+    for _, record in whole:
+        facts.update(record.facts)
+    if (fit := plan.tasks[0].fit) is not None:
+        for found in rows.values():
+            facts.update(fit.count_enlarged(found["source_height"], found["source_width"]))
     samples: Counter[str] = Counter()
     for split, record in done:
         samples[split] += len(record.rows)
@@ -153,12 +172,65 @@ def report_work(
         mended=tuple(source for source in noted if source.warning.startswith(JUNK)),
         warned=tuple(source for source in noted if not source.warning.startswith(JUNK)),
         ignored=dict(plan.collection.ignored),
-        ignored_examples=plan.collection.ignored.examples,
         seconds=seconds,
         num_converted=progress.done - progress.kept,
-        notes=plan.collection.notes,
+        notes=(*describe(plan.collection, labels), *describe_facts(facts)),
+        facts=dict(+facts),
         unlabeled=tuple(split for split in plan.collection.splits if split not in labeled),
     )
+
+
+_LABELS_FROM = {
+    "tree": "the names of folders",
+    "kaggle": "folders and lists",
+    "tiny-imagenet": "folders and lists",
+    "ilsvrc": "the archives",
+    "webdataset": "members .cls and .json",
+    "dataset": "the items",
+}
+"""Where labels come from, by kind of storage, if no note says it."""
+
+
+def describe(scanned: Scanned, labels: Mapping[str, NDArray[np.int64]] | None = None) -> Iterator[str]:
+    """Yields in words what SRC was understood to be: splits, classes, where labels come from, and what is ignored.
+
+    `labels` has the labels of each split, or an array of shape (samples, 0) if they are no integers. None: as scanned.
+    """
+    if labels is None:
+        labels = {
+            split: np.array([one.label for one in some], np.int64)
+            if some[0].indexed is not None and scanned.kind != "dataset"
+            else np.empty((len(some), 0), np.int64)
+            for split, some in scanned.splits.items()
+        }
+    yield from scanned.notes
+    bounds = [int(bound) for found in labels.values() if found.size for bound in (found.min(), found.max())]
+    if classes := scanned.classes or numbers_up_to(min(bounds, default=0), max(bounds, default=-1)):
+        names = " to ".join(dict.fromkeys((classes[0], classes[-1])))
+        is_noted = scanned.kind not in _LABELS_FROM or any("labels" in note for note in scanned.notes)
+        yield f"{counted(len(classes), 'class')}, {names}{'' if is_noted else f', from {_LABELS_FROM[scanned.kind]}'}"
+    for split, found in labels.items():
+        is_labeled = scanned.splits[split][0].label is not None or LABELS_NAME in [one.name for one in scanned.arrays]
+        sizes = "" if is_labeled else ", without labels"
+        if classes and found.size:
+            counts = np.bincount(found, minlength=len(classes))
+            least, most = int(counts.argmin()), int(counts.argmax())
+            sizes = f", {counts[least]:,} ({classes[least]}) to {counts[most]:,} ({classes[most]}) of a class"
+            sizes = sizes if counts[least] < counts[most] else f", {counts[most]:,} of each class"
+        yield f"{split}: {counted(len(found), 'image' if scanned.has_pixels else 'sample')}{sizes}"
+    for reason, count in scanned.ignored.items():
+        yield f"ignored {count:,}: {reason}, such as {', '.join(scanned.ignored.examples[reason])}"
+
+
+def describe_facts(facts: Mapping[str, int], sample: str = "") -> Iterator[str]:
+    """Yields the facts about pictures in words. `sample` says which pictures were looked at, if not all."""
+    for fact, text in FACTS.items():
+        if count := facts.get(fact):
+            yield f"{counted(count, 'picture')} {text}{sample}"
+    if count := facts.get("enlarged"):
+        factor = (facts["stored"] / facts["own"]) ** 0.5
+        cost = f"they take {bytes_text(facts['stored'])} instead of {bytes_text(facts['own'])}"
+        yield f"{counted(count, 'picture')} enlarged, {factor:.1f} times a side: {cost}{sample}"
 
 
 def report_set(work: ConvertReport, plan: Plan, manifest: Manifest) -> ConvertReport:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -62,6 +62,7 @@ class PreparedSample(NamedTuple):
     source_size: tuple[int, int]
     crc32: int
     warning: str
+    facts: tuple[str, ...]
     arrays: Mapping[str, NDArray[Any]]
     """The values of the task's arrays, by name."""
 
@@ -85,7 +86,9 @@ def prepare(
             found = task.origin.read(source) if ahead is None else ahead.result()
             if fit is None:
                 assert isinstance(found, DatasetItem)
-                return PreparedSample(source.key, found.label, (0, 0), 0, "", _make_values(task, source, found, None))
+                return PreparedSample(
+                    source.key, found.label, (0, 0), 0, "", (), _make_values(task, source, found, None)
+                )
             image, label = (found.image, found.label) if isinstance(found, DatasetItem) else (found, source.indexed)
             decoded = decode_image(
                 image,
@@ -98,7 +101,7 @@ def prepare(
         except DecodeError as error:
             return Reject(task.split, source.key, error.reason, error.detail)
     warning = "; ".join(dict.fromkeys(" ".join(text.split()) for text in (decoded.warning, *warned) if text))
-    return PreparedSample(source.key, label, decoded.source_size, crc32(row), warning, arrays)
+    return PreparedSample(source.key, label, decoded.source_size, crc32(row), warning, decoded.facts, arrays)
 
 
 def _prepare_blocks(
@@ -226,6 +229,7 @@ def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
     rejects: list[Reject] = []
     mended: list[MendedSource] = []
     count, row = len(task.sources), task.pixels_row
+    facts: Counter[str] = Counter()
     level_sums = np.zeros((4, 3 if row else 0), np.int64)
     with contextlib.ExitStack() as stack:
         shard = stack.enter_context(ShardFileWriter(task.out / task.name, row, count)) if row else None
@@ -244,10 +248,11 @@ def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
                     rejects.append(result)
                     note_refused(task, result)
                 else:
-                    key, label, source_size, crc, warning, arrays = result
+                    key, label, source_size, crc, warning, true, arrays = result
                     rows.append(label=label, key=key, source_size=source_size, crc32=crc)
                     kept.append(place)
                     values.append(arrays)
+                    facts.update(true)
                     if task.fit is not None and before + place in task.measured:
                         level_sums += sum_levels(task.fit.picture_of(block[place]))
                     if warning:
@@ -266,4 +271,4 @@ def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
                 shard.commit()
             parts = {name: writer.finish() for name, writer in writers.items()}
     made = rows.to_array(task.key_nbytes, has_label=task.has_label)
-    return ShardRecord(entry, made, tuple(rejects), tuple(mended), "", level_sums, parts)
+    return ShardRecord(entry, made, tuple(rejects), tuple(mended), "", level_sums, facts, parts)

@@ -351,7 +351,7 @@ def test_the_split_test_has_no_labels_and_other_files_are_counted(tiny: Path, tm
     assert found.ignored == {"not an image": 5}
     (tiny / "words.txt").write_text("n01\ttench\n")
     report = convert(tiny, tmp_path / "out", size=8, workers=1)
-    assert (report.notes, report.unlabeled) == (("tiny-imagenet-200: Tiny ImageNet, 2 classes",), ("test",))
+    assert (report.notes[0], report.unlabeled) == ("tiny-imagenet-200: Tiny ImageNet, 2 classes", ("test",))
 
 
 def test_an_image_of_val_that_is_missing_is_refused_and_one_without_a_label_an_error(

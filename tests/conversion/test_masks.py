@@ -324,6 +324,20 @@ def test_masks_may_have_names_that_end_otherwise(tmp_path: Path, suffix: str, na
         assert np.array_equal(mask, plain_nearest(masks[key.replace("_rgb", "")], Fit((16, 16))))
 
 
+def test_masks_in_the_folders_of_the_pictures_are_no_pictures(tmp_path: Path) -> None:
+    src, _, masks = make_tree(tmp_path)
+    for key, mask in masks.items():
+        put(src / f"{key[:-4]}_mask.tif", encode(mask, "TIFF"))
+    report = convert(src, tmp_path / "out", masks=src, mask_suffix="_mask", size=16, workers=1, max_bad=0)
+    assert report.ignored == {"mask of another picture": len(masks)}
+    for key, mask in masks_of(open_shards(tmp_path / "out")).items():
+        assert np.array_equal(mask, plain_nearest(masks[key], Fit((16, 16))))
+    with pytest.raises(ValueError, match="its own mask"):
+        convert(src, tmp_path / "own", masks=src, size=16)
+    with pytest.raises(ValueError, match="pass `masks`"):
+        convert(src, tmp_path / "own", mask_suffix="_mask", size=16)
+
+
 def test_plan_counts_masks_and_refuses_what_convert_would(tmp_path: Path) -> None:
     src, folder, _ = make_tree(tmp_path)
     (folder / "a" / "0.png").unlink()

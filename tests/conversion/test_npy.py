@@ -250,7 +250,7 @@ def test_no_sample_is_read_from_a_file_that_is_replaced_meanwhile(tmp_path: Path
 
 def test_labels_of_float_are_said_to_be_no_classes(tmp_path: Path) -> None:
     report = convert(npz(tmp_path / "a.npz", label=LABELS.astype(np.float64)), tmp_path / "out")
-    assert report.notes == ("a.npz: labels are float32, 1 number each",)
+    assert report.notes == ("a.npz: labels are float32, 1 number each", "train: 40 samples")
 
 
 def test_a_set_of_images_is_not_repaired_from_arrays_nor_the_other_way(tmp_path: Path) -> None:

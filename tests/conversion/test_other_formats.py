@@ -173,7 +173,7 @@ FACTS: dict[tuple[str, ...], list[bytes]] = {
     ("band",): [EXACT["TIFF with a band"][0], EXACT["TIFF with a band of no declared meaning"][0]],
     ("deep",): [encode(DEEP, "PNG"), EXACT["PPM of 16 bits"][0], EXACT["TIFF, colors of 16 bits"][0]],
     ("deep", "dark"): [encode(DEEP // 4, "PNG"), encode(DEEP // 16, "TIFF")],
-    ("transparent", "oriented"): [
+    ("transparent", "not turned"): [
         encode(RGBA, "PNG", exif=b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\3\0" + bytes(6))
     ],
 }
@@ -399,7 +399,7 @@ def test_a_tiff_is_upright_in_any_case(compression: str) -> None:
     data = encode(RGB, "TIFF", tiffinfo={0x0112: 6}, compression=compression)
     for exif_rotate in (False, True):
         decoded = decode_image(data, exif_rotate=exif_rotate)
-        assert (decoded.orientation, decoded.facts) == (6, ("oriented",))
+        assert (decoded.orientation, decoded.facts) == (6, ("turned",))
         np.testing.assert_array_equal(decoded.pixels, np.rot90(RGB, -1))
 
 

@@ -70,7 +70,7 @@ def test_a_single_file_of_plain_binaries_is_enough(tmp_path: Path, picture: byte
         tmp_path / "some.parquet", pa.table({"jpg": [picture] * 3, "class": pa.array([2, 0, 2], pa.uint8())})
     )
     report = convert(path, tmp_path / "out", **OPTIONS)
-    assert report.notes == ("some.parquet: labels from 'class'",)
+    assert report.notes[0] == "some.parquet: labels from 'class'"
     shards = open_shards(tmp_path / "out")
     assert shards.classes == ("0", "1", "2")
     assert sorted(shards.index["key"].tolist()) == [b"0/00000001", b"2/00000000", b"2/00000002"]

@@ -39,6 +39,15 @@ from shardio.conversion.images.headers import (
 from shardio.conversion.images.others import DECODERS, Picture, check_palette
 from shardio.errors import DecodeError, Reason
 
+FACTS = {
+    "turned": "turned upright, as their orientation says",
+    "not turned": "with an orientation that was not applied: see --exif-rotate",
+    "transparent": "with transparent pixels, which have the color of --background",
+    "band": "with a fourth band that is not transparency, which was left out",
+    "deep": "of 16 bits, stored with 8",
+    "dark": "that use at most a quarter of their 16 bits, and look dark",
+}
+"""What may be true of a picture, in words."""
 JUNK = "junk in the header left out"
 """The beginning of the warning about a JPEG that was decoded after its header was repaired."""
 
@@ -92,7 +101,7 @@ class DecodedImage:
     orientation: int = UPRIGHT
     """The Exif orientation that was applied, 1 to 8. 1 (UPRIGHT) changes nothing."""
     facts: tuple[str, ...] = ()
-    """What is true of the picture of "oriented", "transparent", "band", "deep", "dark": see `ConvertReport.facts`."""
+    """What is true of the picture of "turned", "not turned", "transparent", "band", "deep" and "dark": see FACTS."""
 
     @property
     def source_size(self) -> tuple[int, int]:
@@ -209,11 +218,10 @@ def _decode_bytes(data: bytes, exif_rotate: bool, background: Color, least_size:
         raise DecodeError(*describe_unsupported(data))
     if orientation not in range(2, 9):
         return decoded
-    facts = (*decoded.facts, "oriented")
-    if kind == "TIFF":  # Pillow has turned it
-        return replace(decoded, orientation=orientation, facts=facts)
-    applied = orientation if exif_rotate else UPRIGHT
-    return replace(decoded, pixels=turn(decoded.pixels, applied), orientation=applied, facts=facts)
+    if not exif_rotate and kind != "TIFF":
+        return replace(decoded, facts=(*decoded.facts, "not turned"))
+    pixels = decoded.pixels if kind == "TIFF" else turn(decoded.pixels, orientation)  # Pillow turns TIFFs
+    return replace(decoded, pixels=pixels, orientation=orientation, facts=(*decoded.facts, "turned"))
 
 
 def _decode_jpeg(data: bytes, header: JpegHeader, least_size: LeastSize | None) -> DecodedImage:

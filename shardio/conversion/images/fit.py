@@ -102,6 +102,15 @@ class Fit:
         resized = (max(resized[0], 1), max(resized[1], 1))  # `pad` of a very long picture
         return Placement(resized, round((resized[0] - target_height) / 2), round((resized[1] - target_width) / 2))
 
+    def count_enlarged(self, heights: NDArray[Any], widths: NDArray[Any]) -> dict[str, int]:
+        """Returns how many pictures are enlarged, the bytes that they take, and the bytes of their own pixels."""
+        sizes, counts = np.unique(heights.astype(np.int64) << 32 | widths, return_counts=True)
+        placed = (self.placement(int(one >> 32), int(one & 0xFFFFFFFF)).resized for one in sizes)
+        growth = np.array([height * width for height, width in placed]) / ((sizes >> 32) * (sizes & 0xFFFFFFFF))
+        counts, growth = counts[growth > 1], growth[growth > 1]
+        stored = self.row.nbytes * counts
+        return {"enlarged": int(counts.sum()), "stored": int(stored.sum()), "own": int((stored / growth).sum())}
+
     def least_size(self, height: int, width: int) -> tuple[int, int]:
         """Returns the minimum (height, width) at which to decode a picture: twice its size after resizing.
 

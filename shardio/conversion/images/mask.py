@@ -49,25 +49,24 @@ def _decode(data: bytes) -> Picture:
     if kind == "PNG":
         header = read_png_header(data)
         check_pixels(header.width, header.height)
-        if header.color_type == GRAY and header.depth in (2, 4):
-            # Optimizers make them of eight bits, and scale what they mean; other programs write numbers.
-            raise _refusal(f"a PNG of {header.depth} bits of gray")
-        return Picture(load_png(data), is_deep=header.depth > 8)
-    if kind == "WebP":
+        # Optimizers make gray of 2 and 4 bits from eight, and scale what it means; other programs write numbers.
+        is_scaled = header.color_type == GRAY and header.depth in (2, 4)
+        picture = Picture(load_png(data), is_deep=header.depth > 8, is_scaled=is_scaled)
+    elif kind == "WebP":
         check_pixels(*read_webp_size(data))
         if data[12:16] == b"VP8 " or find_chunk(data, b"VP8L") is None:
             raise _refusal("a WebP that is lossy or animated")
         with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as image:
             image.load()
-            return Picture(image)
-    if kind not in ("GIF", "TIFF", "BMP"):
+            picture = Picture(image)
+    elif kind in ("GIF", "TIFF", "BMP"):
+        picture = DECODERS[kind](data)
+    else:
         found = f"a {kind}, which changes numbers when it is compressed" if kind in ("JPEG", "AVIF") else "another file"
         raise _refusal(found) if data else DecodeError("empty", f"{_SUPPORTED}, found an empty file")
-    picture = DECODERS[kind](data)
-    if picture.has_more or picture.has_band or picture.orientation != UPRIGHT:
-        raise _refusal(f"a {kind} of several pictures or bands, or with an orientation")
-    if picture.is_scaled:
-        raise _refusal("a TIFF of 2 or 4 bits, or where 0 is white")
+    if picture.has_more or picture.has_band or picture.orientation != UPRIGHT or picture.is_scaled:
+        what = "several pictures or bands, with an orientation, of 2 or 4 bits, or where 0 is white"
+        raise _refusal(f"a {kind} of {what}")
     # Programs renumber the colors of a GIF, so its indices mean nothing, and its grays do.
     return picture._replace(image=picture.image.convert("RGBA")) if kind == "GIF" else picture
 

@@ -30,13 +30,11 @@ class Picture(NamedTuple):
 
     image: Image.Image
     has_more: bool = False
-    """Whether the file has more pictures."""
     orientation: int = UPRIGHT
     """The Exif orientation in the file. Pillow has applied it to a TIFF, and not to an AVIF."""
-    is_deep: bool = False
-    """Whether the file has more than 8 bits per channel."""
+    is_deep: bool = False  # more than 8 bits per channel
     is_scaled: bool = False
-    """Whether gray values are not the stored numbers: a TIFF of 2 or 4 bits, or where 0 is white."""
+    """Whether gray values are not the stored numbers: of 2 or 4 bits, or where 0 is white."""
     has_band: bool = False
     """Whether the file has a fourth band, which is no color and not declared as transparency, and was left out."""
 
