@@ -576,6 +576,37 @@ def test_a_coco_file_needs_one_category_for_each_image(folder: Path) -> None:
         assert word in refused(folder, json.dumps({**COCO, name: value}), "a.json")
 
 
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ('a/1.jpg x\na/2.jpg "x"\n', "quotes"),
+        ("path,label\na/1.jpg,x\na/2.jpg,'x'\n", "quotes"),
+        ('path,label\na/1.jpg,x\na/2.jpg,x"\n', "quotes"),
+        ('path,label\na/1.jpg,x\na/2.jpg,"x\n3,y"\n', "one line"),
+        ("path;label\na/1.jpg;1\na/2.jpg;0,5\n", "decimal point"),
+        ("path,label\na/1.jpg,m/1.png\na/2.jpg,m/2.png\n", "path of an image"),
+    ],
+)
+def test_a_text_that_is_no_label_is_refused(text: str, word: str, folder: Path) -> None:
+    assert word in refused(folder, text)
+
+
+def test_folders_in_paths_tell_the_split(tmp_path: Path) -> None:
+    def splits(*names: str, **options: Any) -> list[str]:
+        paths = [f"{name}/{number}.jpg" for number, name in enumerate(names)]
+        put(tmp_path, *paths)
+        return list(listed(tmp_path, "path,label\n" + "".join(f"{path},x\n" for path in paths), **options).splits)
+
+    assert splits("train/a", "Val/a", "test") == ["train", "val", "test"]
+    assert splits("data/a/train", "data/b/test") == ["train", "test"]
+    assert splits("val/a", "val/b") == ["val"]
+    assert splits("train", "bus", "tram") == ["train"]
+    assert splits("data/test/a", "data/test/b") == ["train"]
+    assert splits("train", "test", "more", split_column="none") == ["train"]
+    with pytest.raises(DoubtError, match=r"list\.txt.*'more/2\.jpg'"):
+        splits("train", "test", "more")
+
+
 # --- paths that are written otherwise than on the disk ----------------------------------------------------------------
 
 NFC, NFD = (unicodedata.normalize(form, "Mü/1.JPG") for form in ("NFC", "NFD"))
@@ -587,6 +618,7 @@ WAYS: dict[str, tuple[list[str], list[str], list[str], str]] = {  # pictures, pa
     "NFC": ([NFD], [NFC], [NFD], "1 row, Unicode"),
     "NFD": ([NFC], [NFD, "x.jpg"], [NFC, "x.jpg"], "1 row, Unicode"),
     "letter case": (["a/1.JPG", "a/2.Png"], ["a/1.jpg", "a/2"], ["a/1.JPG", "a/2.Png"], "1 row, letter case"),
+    "a folder of another case": (["Dog/1.jpg", "2.jpg"], ["dog/1.jpg", "2.jpg"], ["Dog/1.jpg", "2.jpg"], "1 row"),
     "all at once": ([NFD], ["\\" + NFC.lower().replace("/", "\\") + " "], [NFD], "1 row, letter case"),
     "names alone": (
         ["a/1.jpg", "b/c/2.png"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.arrays import as_float32
+from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
 from shardio.conversion.sources.names import is_number, numbers_up_to, whole_numbers
 from shardio.conversion.sources.table import Contents, Row, column_reading
@@ -30,6 +31,13 @@ _SEPARATORS = ("|", ";", ",", " ")
 # A column that is only the one that is left may have so many different texts, or half as many as rows.
 _MOST_TEXTS = 20
 _MOST_IN_A_VECTOR = 10_000
+_ODD: Sequence[tuple[Callable[[str], object], str]] = (
+    (re.compile(r"""(?s)"[^"]*"|'[^']*'|[^"]*"([^"]*"[^"]*")*[^"]*""").fullmatch, "a label without stray quotes"),
+    (re.compile(r"[\r\n]").search, "a label in one line"),
+    (re.compile(r"[+-]?\d+,\d+").fullmatch, "a decimal point, or several labels with `--label-separator ,`"),
+    (has_image_suffix, "a label, and not the path of an image (`--labels none` ignores it)"),
+)
+"""Functions that are true for texts that are probably no labels, and what was expected instead."""
 _AS_FLOAT = re.compile("[.eE]")
 _AS_CODE = re.compile("[.eE]|^0[0-9]")
 
@@ -50,6 +58,8 @@ def read_labels(contents: Sequence[Contents], rows: Sequence[Row]) -> Labels:
     for row in rows:
         if isinstance(row.label, dict):  # of JSON lines; its text would be a class name
             row.refuse("a name, a number or a list of numbers as label", row.label)
+        elif isinstance(row.label, str) and not row.table.table.label_separator and (expected := _odd(row.label)):
+            row.refuse(expected, row.label)
     if len(labeled[0].label_names) > 1:
         return labeled[0].label_names, _vectors(rows)
     first, option = labeled[0], labeled[0].labels
@@ -66,6 +76,11 @@ def read_labels(contents: Sequence[Contents], rows: Sequence[Row]) -> Labels:
     if option == "classes" and (not numbers or _written_apart(numbers)):
         return tuple(sorted(distinct)), texts
     return None, [str(numbers[text]) if text in numbers else text for text in texts]
+
+
+@cache
+def _odd(text: str) -> str:
+    return next((expected for is_odd, expected in _ODD if is_odd(text)), "")
 
 
 def _written_apart(numbers: Mapping[str, int]) -> bool:

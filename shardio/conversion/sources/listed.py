@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from shardio.conversion.sources.cells import read_column, read_labels
 from shardio.conversion.sources.collection import Collection, ColumnTable, Fault, FileOrigin, Source
 from shardio.conversion.sources.doubt import DoubtError, Reading
 from shardio.conversion.sources.listing import Found, Listing
-from shardio.conversion.sources.lookup import find_pictures, tidy
+from shardio.conversion.sources.lookup import find_pictures, fold, tidy
 from shardio.conversion.sources.names import DEFAULT_SPLIT, Outside, clutter, in_split_order, known_split
 from shardio.conversion.sources.table import NO_SPLITS, Contents, Row, Table, read_table
 from shardio.errors import SourceError, counted
@@ -105,10 +106,25 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
             return not stat.S_ISDIR(os.lstat(os.path.join(folder, path)).st_mode)
         return False
 
+    @cache
+    def names(above: str) -> Mapping[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        with contextlib.suppress(OSError):
+            for name in os.listdir(os.path.join(folder, above)):
+                found.setdefault(fold(name), []).append(name)
+        return found
+
+    @cache
+    def folders(path: str) -> Set[str]:
+        """Returns the folders that may be meant by a path."""
+        above, name = os.path.split(path)
+        ups = folders(above) if name else ()
+        return {path, *(os.path.join(up, one) for up in ups for one in names(up).get(fold(name), ()))}
+
     def near(paths: Iterable[str]) -> Iterator[str]:
-        for above in {os.path.dirname(way(path)) for path in paths for way in (os.path.normpath, tidy)}:
-            with contextlib.suppress(OSError):
-                yield from (os.path.join(above, name) for name in filter(has_image_suffix, os.listdir(folder / above)))
+        above = {os.path.dirname(way(path)) for path in paths for way in (os.path.normpath, tidy)}
+        for place in set(chain.from_iterable(map(folders, above))):
+            yield from (os.path.join(place, one) for one in chain(*names(place).values()) if has_image_suffix(one))
 
     def below() -> Iterator[str]:
         for above, _, names in os.walk(folder):
@@ -138,8 +154,25 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
         key = key[len(inside) :] if key.startswith(inside) else key if os.path.isabs(place) else os.path.normpath(place)
         one = Found(os.fsencode(key), None, os.fsencode(place) if key != place else None, row)
         _check_split(row, known_split(key.split("/")[0]))
-        listed.append((row.split or DEFAULT_SPLIT, one))
+        listed.append((row.split, one))
+    splits = _splits_of_folders(content, [os.fsdecode(one.key) for _, one in listed])
+    listed = [(split or folder or DEFAULT_SPLIT, one) for (split, one), folder in zip(listed, splits, strict=True)]
     return _listing(Collection(FileOrigin(folder), kind="list", notes=outside.notes), [content], listed)
+
+
+def _splits_of_folders(content: Contents, keys: Sequence[str]) -> Sequence[str]:
+    """Returns the split that the folders in each path name, or "" for all paths if they do not tell the split."""
+    named = [next(filter(None, map(known_split, key.split("/")[:-1])), "") for key in keys]
+    several = len({*named} - {""}) > 1
+    are_first = bool(keys) and all(known_split(key.split("/")[0]) for key in keys)
+    if content.table.split_column or any(row.split for row in content.rows) or not (several or are_first):
+        return [""] * len(keys)
+    if not all(named):
+        found = f"folders of several splits in some paths, but not in others, such as {keys[named.index('')]!r}"
+        one = Reading("all rows are of one split", {"--split-column": NO_SPLITS})
+        raise DoubtError(content.path, f"expected a column of splits, found {found}", [one])
+    content.note += ", splits from the folders in paths"
+    return named
 
 
 def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlabeled: bool = False) -> Collection:

@@ -56,13 +56,13 @@ def find_pictures(
         return distinct[0] if distinct else ""
 
     def search(numbers: Sequence[int], pictures: Iterable[str], name_of: Change = str) -> None:
-        fitting: dict[str, list[str]] = {tidy(path, _CHANGES): [] for number in numbers for path in asked[number]}
+        fitting: dict[str, list[str]] = {fold(path): [] for number in numbers for path in asked[number]}
         for picture in pictures:
-            name = tidy(name_of(picture), _CHANGES)
+            name = fold(name_of(picture))
             for key in {name, os.path.splitext(name)[0]} & fitting.keys():
                 fitting[key].append(picture)
         for number in numbers:
-            pairs = ((path, picture) for path in asked[number] for picture in fitting[tidy(path, _CHANGES)])
+            pairs = ((path, picture) for path in asked[number] for picture in fitting[fold(path)])
             if fits := sorted((*_compare(path, name_of(picture)), picture) for path, picture in pairs):
                 rank, ways, _ = fits[0]
                 found[number] = choose(content.rows[number], [picture for other, _, picture in fits if other == rank])
@@ -83,6 +83,11 @@ def tidy(path: str, changes: Sequence[tuple[str, Change]] = _CHANGES[:4]) -> str
     for _, change in changes:
         path = change(path)
     return path
+
+
+def fold(path: str) -> str:
+    """Returns what is equal for paths that may mean the same picture."""
+    return tidy(path, _CHANGES)
 
 
 def _compare(path: str, name: str) -> tuple[int, list[str]]:

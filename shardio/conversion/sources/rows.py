@@ -191,7 +191,7 @@ def _read_json(path: Path, known: Sequence[str], unlabeled: bool) -> tuple[list[
         first = next((line for line in iter(lambda: file.readline(_MAX_LINE_NBYTES), "") if line.strip()), "")
         if not first.lstrip().startswith(("{", "[")):
             return None
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             value = _parsed(first)
             if isinstance(value, dict) and (any(map(str.strip, file)) or any(name.lower() in known for name in value)):
                 faults = Faults(path, "line")
@@ -200,7 +200,7 @@ def _read_json(path: Path, known: Sequence[str], unlabeled: bool) -> tuple[list[
     try:
         with _open(path) as file:
             value = _parsed(file.read())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if first.lstrip().startswith("[") and not path.suffix.lower().startswith(".json"):
             return None  # a list whose first path begins so
         raise SourceError(f"{path}: expected JSON, but {error}") from None
@@ -214,18 +214,13 @@ def _read_json(path: Path, known: Sequence[str], unlabeled: bool) -> tuple[list[
     return list(value[0]), _object_rows(enumerate(value), list(value[0]), faults), faults
 
 
-def _parsed(text: str) -> Any:
-    """Returns the JSON value in a text. Raises ValueError if it is not valid, or if an object repeats a name."""
-    try:
-        return json.loads(text, object_pairs_hook=_distinct)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError(f"an object has the name {show(first_repeated(name for name, _ in pairs))} twice")
     return found
+
+
+_parsed = json.JSONDecoder(object_pairs_hook=_distinct).decode
 
 
 def _json_lines(path: Path, faults: Faults) -> Iterator[tuple[int, Any]]:
@@ -233,10 +228,8 @@ def _json_lines(path: Path, faults: Faults) -> Iterator[tuple[int, Any]]:
         try:
             if line.strip():
                 yield number, _parsed(line)
-        except json.JSONDecodeError:
-            yield number, line.strip()
-        except ValueError as error:
-            faults.add(number, "a JSON object with each name once", str(error))
+        except (ValueError, RecursionError) as error:
+            faults.add(number, f"a JSON object ({error})", line.strip())
 
 
 def _object_rows(objects: Iterable[tuple[int, Any]], names: Sequence[str], faults: Faults) -> Rows:
