@@ -119,7 +119,7 @@ def collect(src: Src, options: ConvertOptions) -> Collection:
 def _words(src: str | os.PathLike[str], options: ConvertOptions) -> list[str]:
     """Returns the arguments of `shardio` for a conversion of SRC, with the options that a scan depends on."""
     words = ["convert", os.fspath(src), "OUT"]
-    for name in ("source", "labels", "empty_classes", "unlabeled", "masks", "val"):
+    for name in ("source", "labels", "empty_classes", "unlabeled", "masks", "mask_suffix", "val"):
         if (value := getattr(options, name)) != getattr(ConvertOptions, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
     tables = _tables(options)
@@ -247,8 +247,9 @@ def list_source(
     if labels in OF_TABLES and kind != "list":
         raise SourceError(f"{path}: `--labels {labels}` needs a table with labels, found the kind {kind!r}")
     unlabeled, skips_unlabeled = labels == "none", options.unlabeled == "skip"
+    has_masks = options.masks is not None and os.path.abspath(options.masks) == str(path)
     lists: Mapping[str, Callable[[], Listing]] = {
-        "tree": partial(list_tree, path, labels, told=told),
+        "tree": partial(list_tree, path, labels, told=told, has_masks=has_masks),
         "arrays": partial(list_arrays, path, labels, told),
         "list": partial(list_table, table, labels),
         "parquet": partial(list_parquet, path, table, unlabeled=unlabeled),

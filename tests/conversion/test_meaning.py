@@ -25,7 +25,7 @@ def read(text: str, root: Path = ROOT) -> tuple[list[Part], dict[Path, bool]]:
 
     The text has "FOLDER ...: FILE ..." or, for each split, "SPLIT = FOLDER ...: FILE ...". A folder with ~ after it has
     gray pictures, a folder with - has none. In the name of a file, {i} is the number of the folder, {s} a suffix of its
-    own, and @20 the width. A file of "+ ..." lies beside the pictures.
+    own, {t} an ending, and @20 the width. A file of "+ ..." lies beside the pictures.
     """
     parts, found = [], {}
     for one in text.split(";"):
@@ -35,7 +35,11 @@ def read(text: str, root: Path = ROOT) -> tuple[list[Part], dict[Path, bool]]:
         path = root / split
         classes: dict[str, list[bytes]] = {word.rstrip("~-").split("/")[0]: [] for word in sorted(folders.split())}
         for i, word in enumerate(folders.split()):
-            files = [name.format(i=i, s=("jpg", "png")[i % 2]) for name in names.split() if not word.endswith("-")]
+            files = [
+                name.format(i=i, t=("", "_m")[i % 2], s=("jpg", "png")[i % 2])
+                for name in names.split()
+                if not word.endswith("-")
+            ]
             paths = [f"{word.rstrip('~-')}/{name}{'' if '.' in name else '.jpg'}" for name in files]
             classes[paths[0].split("/")[0] if paths else word.rstrip("-")] += sorted(map(os.fsencode, paths))
             found |= dict.fromkeys((path / name for name in paths), word.endswith("~"))
@@ -51,7 +55,7 @@ def width(path: Path) -> int:
 
 def layout(text: str) -> Layout:
     parts, found = read(text)
-    tables = {path for path in found if path.suffix == ".csv"}
+    tables = {path for path in found if path.suffix in (".csv", ".jsonl")}
     return Layout(
         ROOT,
         parts,
@@ -145,7 +149,7 @@ IN_DOUBT = {
     ),
     "pairs in splits": (
         f"train = left right: {NUMBERS}; val = left right: {NUMBERS}",
-        "the 2 folders in train are classes; no image in train/left has a label",
+        "the 2 folders in each split are classes; no image in train/left has a label",
     ),
     "all but one": (f"images masks other: {NUMBERS}", CLASSES.replace("2", "3") + MASKS.format("images", "masks")),
     "Kaggle": (
@@ -157,6 +161,26 @@ IN_DOUBT = {
     "dogs-vs-cats": (f"train test1: {NUMBERS}", SPLITS.format("train", "test1")),
     "STL10": (f"train unlabeled: {NUMBERS}", SPLITS.format("train", "unlabeled")),
     "SVHN": (f"train test extra: {NUMBERS}", SPLITS.format("train", "extra")),
+    "splits of classes": (
+        f"training_fake training_real: {NUMBERS}",
+        CLASSES + SPLITS.format("training_fake", "training_real"),
+    ),
+    "Cars": (
+        f"cars_train cars_test devkit-: {NUMBERS}",
+        SPLITS.format("cars_train", "cars_test"),
+    ),
+    "BUSI": (
+        "benign normal: {i}1 {i}1_mask.png",
+        CLASSES + "names that end with _mask are masks; all files are pictures, without labels",
+    ),
+    "masks beside images": (
+        ": 855_sat 855_mask",
+        "names that end with _mask are masks; all files are pictures, without labels",
+    ),
+    "masks with a suffix": (
+        "images masks~: 1{t}.{s} 2{t}.{s}",
+        MASKS.format("images", "masks"),
+    ),
     "CamVid": (
         f"train train_labels: {NUMBERS}",
         MASKS.format("train", "train_labels") + "; all are of one split, without labels",
@@ -175,6 +199,9 @@ IN_DOUBT = {
         "HAM10000_images_part_1 HAM10000_images_part_2: ISIC_{i}1 ISIC_{i}2 + HAM10000_metadata.csv",
         "HAM10000_metadata.csv lists the images; no image has a label",
     ),
+    "BigEarthNet": ("S2A_0_45 S2A_1_45: S2A_{i}_45_B01 S2A_{i}_45_B8A", CLASSES + "no image has a label"),
+    "DCIM": ("100APPLE 101APPLE: IMG_{i}1 IMG_{i}2", "no image has a label"),
+    "SA-1B": ("sa_0020 sa_0021: sa_{i}1 sa_{i}2 + sa_0020/sa_01.json", CLASSES + "no image has a label"),
     "img2dataset": ("00000 00001: {i}1 {i}2 + 00000/01.json", "no image has a label"),
     "StyleGAN": ("00000 00001: img{i}1 img{i}2 + dataset.json", "no image has a label"),
     "iNaturalist": (
@@ -184,7 +211,11 @@ IN_DOUBT = {
     "Places365": ("a/airfield b/bar/indoor b/cafe/indoor: {i}1 {i}2", "no image has a label"),
     "sessions": (
         "cat/day1 cat/day2 dog/day1 dog/day2: {i}1 {i}2",
-        "these 2 folders are classes; no image has a label",
+        "these 2 folders are classes; the deepest folders are classes; no image has a label",
+    ),
+    "patients": (
+        "8863/benign 8863/malign 8864/benign 8864/malign: {i}1 {i}2",
+        "these 2 folders are classes; the deepest folders are classes; no image has a label",
     ),
     "videos": (
         "Biking/v_Biking_1 Biking/v_Biking_2 Diving/v_Diving_1: {i}1 {i}2",
@@ -205,6 +236,7 @@ IN_DOUBT = {
         "the 2 folders in images are classes; no image has a label",
     ),
     "imagefolder": (f": {NUMBERS} + metadata.csv", "metadata.csv lists the images; no image has a label"),
+    "Roboflow": (f"train = : {NUMBERS} + _classes.csv", "_classes.csv lists the images; no image has a label"),
     "imagefolder in splits": (
         f"train = : {NUMBERS} + metadata.jsonl; val = : {NUMBERS} + metadata.jsonl",
         "metadata.jsonl lists the images; no image has a label",

@@ -66,6 +66,10 @@ def _has_masks(scanned: Scanned, masks: str, images: str) -> bool:
     return named and "mask" in {spec.name for spec in found.arrays}
 
 
+def _ends(scanned: Scanned, ending: str) -> bool:
+    return any(os.path.splitext(source.key)[0].endswith(os.fsencode(ending)) for source in _sources(scanned[2]))
+
+
 def _noted(scanned: Scanned, *words: str) -> bool:
     return any(all(word in note for word in words) for note in scanned[2].notes)
 
@@ -73,6 +77,8 @@ def _noted(scanned: Scanned, *words: str) -> bool:
 MEANINGS: Sequence[tuple[str, Callable[..., bool]]] = (
     (r"folders are classes", lambda it: _has_labels(it[2])),
     (r"these (\d+) folders are classes", lambda it, count: _are_classes(it, int(count))),
+    (r"all files are pictures, without labels", _has_none),
+    (r"the (\d+) folders in each split are classes", lambda it, count: len(it[2].classes) == int(count)),
     (r"the (\d+) folders in (.+) are classes", lambda it, count, where: _are_classes(it, int(count), where)),
     (r"(.+) is the only class", lambda it, name: it[2].classes == (name,)),
     (r"the deepest folders are classes", _are_leaves),
@@ -81,6 +87,7 @@ MEANINGS: Sequence[tuple[str, Callable[..., bool]]] = (
     (r"all are of one split, without labels", lambda it: _has_none(it) and len(it[2].splits) == 1),
     (r"(.+) is the collection", lambda it, where: it[0].as_posix().endswith(where)),
     (r"(.+) holds the masks of (.+)", _has_masks),
+    (r"names that end with (.+) are masks", lambda it, ending: _has_masks(it, "", "") and not _ends(it, ending)),
     (r"(.+) lists the images", lambda it, table: _noted(it, f"{table}: ")),
     (r"column '(.+)' has the labels", lambda it, name: _has_labels(it[2]) and _noted(it, "labels", name)),
     (r"column '(.+)' has the (splits|paths)", lambda it, name, what: _noted(it, what, name)),

@@ -22,22 +22,28 @@ from shardio.errors import first_of
 # Words in the names of folders. Some classes of a collection may have such names, too, but not all.
 _SPLIT = r"train(ing|val|set)?|val(id|idation|set)?|dev|test(ing|set)?|eval(uation)?|holdout|unlabell?ed|extra"
 _IMAGES = r"(jpeg)?images?|imgs?|pictures?|rgb|hr|lr|frames?|stills?"
-_MASKS = r"masks?|label(s|ed)?|annot(ation)?s?|seg(mentation)?s?|gt|(ground)?truth|trimaps?|depth|disparity"
+_MASKS = r"masks?|disp|flow|label(s|ed)?|annot(ation)?s?|seg(mentation)?s?|gt|(ground)?truth|trimaps?|depth|disparity"
 _WITH_ROLES = (
     r"\d+|jpe?g|png|tiff?|class|object|fine|coarse|ground|bit|ids?|raw|orig(inal)?s?|color|binary|semantic|instance|full|"
-    r"maps?|sets?|bicubic|x|t[rs]|dir|folder|(meta)?data|meta|info|docs?|lists?|box(es)?|xmls?|txt|json"
+    r"maps?|sets?|bicubic|x|t[rs]|dir|folder|(meta)?data|meta|info|occ|noc|obj|viz|docs?|lists?|box(es)?|xmls?|txt|json"
 )
 # These are roles only of folders that have the same names of files.
 _PAIRED = (
     r"left|right|inputs?|outputs?|targets?|source|before|after|low|high|clean|nois[ey]|blur(red)?|sharp|hazy|visible|"
     r"infrared|thermal|n?ir|sketch(es)?|photos?|edges"
 )
-_PART = re.compile(r"(.*[\W_])?(part|chunk|batch|shard|archive|fold|images?|imgs?)[\W_]*\d+", re.IGNORECASE | re.ASCII)
+_PART = re.compile(
+    r"(.*[\W_])?(part|chunk|batch|shard|archive|fold|images?|imgs?)[\W_]*\d+|[1-9]\d\d(?=.*[a-z])\w{5}",
+    re.IGNORECASE | re.ASCII,
+)
 # 0, 0_100, image_0001: names that pictures of all classes may have.
 _NUMBERED = re.compile(rb"([a-zA-Z]*)[\W_]*\d+([\W_]*\d+)*")
 _MOST_WORDS = 3
 
-_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # of Hugging Face's imagefolder
+# Hugging Face's imagefolder has metadata.csv, Roboflow _classes.csv.
+_METADATA = re.compile(r"_?(metadata|classes|annotations?|labels?|captions?)\.(csv|tsv|jsonl|parquet)")
+_NAME_OF_MASK = re.compile(rb"([\W_](masks?|labels?|gt|seg(mentation)?|depth))\.\w+", re.IGNORECASE)
+_LEAST_MASKS, _SAMPLED = 0.1, 500
 _MOST_PAIRED = 5
 _ENOUGH_PAIRED = 0.9
 _LOOKED_AT = 8
@@ -140,11 +146,16 @@ def unwrapped(place: str, paths: Sequence[bytes]) -> tuple[str, Sequence[str]]:
         place = f"{place}/{inner[0]}"
 
 
+def _suffix(mask: bytes, stems: Collection[bytes]) -> bytes:
+    """Returns what the name of a mask has after the longest name in `stems` with which it begins."""
+    return next((mask[end:] for end in range(len(mask), 0, -1) if mask[:end] in stems), b"")
+
+
 class Layout:
     """The parts of a tree, and what they may mean."""
 
-    def __init__(self, root: Path, parts: Sequence[Part], noun: str, disk: Disk) -> None:
-        self.root, self.parts, self.noun, self.disk = root, parts, noun, disk
+    def __init__(self, root: Path, parts: Sequence[Part], noun: str, disk: Disk, has_masks: bool = False) -> None:
+        self.root, self.parts, self.noun, self.disk, self.has_masks = root, parts, noun, disk, has_masks
         self.labeled = [part for part in parts if part.full]
         self.first = self.labeled[0] if self.labeled else parts[0]
         self.names = list(self.first.classes) if self.labeled else []
@@ -156,13 +167,34 @@ class Layout:
     @cached_property
     def others(self) -> str:
         """What all folders are by their names, if they are no classes: "splits", "parts" or "images and masks"."""
-        if len(self.names) > 1 and all(re.fullmatch(r"\d{4,}", name) for name in self.names):
+        if len(self.names) > 1:
             picture = self.first.path / os.fsdecode(self.first.classes[self.first.full[0]][0])
             sidecars = (self.root / "dataset.json", picture.with_suffix(".json"), picture.with_suffix(".txt"))
-            return "parts" if any(map(self.disk.exists, sidecars)) else ""
+            are_numbered = all(re.fullmatch(r"([a-zA-Z]+_?)?\d{4,}", name) for name in self.names)
+            is_band = re.search(r"_B\d[\dA]$", picture.stem)  # of a satellite's picture, which is a folder
+            if is_band or (are_numbered and any(map(self.disk.exists, sidecars))):
+                return "parts"
         names = [name for name in self.names if self.first.classes[name] or kind_of(name) != "lists"]
         kinds = set(map(kind_of, names)) if are_no_classes(names) else set()
         return "splits" if "split" in kinds else "parts" if "part" in kinds else "images and masks" if kinds else ""
+
+    @cached_property
+    def are_known(self) -> bool:
+        """Whether no folder may be a class, by its name. But training_fake, training_real have own words."""
+        known = f"{_SPLIT}|{_IMAGES}|{_MASKS}|{_WITH_ROLES}|.{{1,2}}"
+        own = {" ".join(word for word in _words(name) if not re.fullmatch(known, word)) for name in self.first.full}
+        if not self.others or (self.others == "splits" and "" not in own and len(own) == len(self.first.full)):
+            return False
+        return all(map(str.isdigit, self.names)) or not of_classes(self.first.full)
+
+    @cached_property
+    def masks_among_images(self) -> Sequence[bytes]:
+        """Masks in the same folders as their images, by their names, of a sample of the names."""
+        paths = [*self.first.images, *chain.from_iterable(self.first.classes.values())]
+        some = paths[:: -(-len(paths) // _SAMPLED) or 1]
+        masks = [path for path in some if _NAME_OF_MASK.search(path)]
+        is_other = self.has_masks or self.others or self.gray or not _LEAST_MASKS * len(some) <= len(masks) < len(some)
+        return () if is_other else masks
 
     @cached_property
     def are_above_classes(self) -> bool:
@@ -182,9 +214,9 @@ class Layout:
 
     @cached_property
     def metadata(self) -> Sequence[tuple[Part, str]]:
-        """Each part with a table of Hugging Face's next to its images, and the table's name."""
+        """Each part with a table next to its images that describes them by its name, and the table's name."""
         flat = (part for part in self.parts if part.images or len(part.full) == 1)
-        return [(part, name) for part in flat for name in _METADATA if self.disk.exists(part.path / name)]
+        return [(part, name) for part in flat for name in self.disk.tables(part.path) if _METADATA.fullmatch(name)]
 
     def doubts(self) -> Iterator[str]:
         """Yields a description of every ambiguity in the layout."""
@@ -213,6 +245,8 @@ class Layout:
             yield f"expected {noun} directly in the class folders, found some deeper, in {deep!r}{way}"
         if self.gray and not self.others:
             yield f"expected {noun} of other names in each class folder, found the same in {first_of(full, 5, repr)}"
+        if masks := self.masks_among_images:
+            yield f"expected {noun} alone, found masks among them, such as {os.fsdecode(masks[0])!r}"
         if self.metadata:
             part, name = self.metadata[0]
             yield f"expected only {noun} in {str(part.path)!r}, found {name!r} next to them"
@@ -220,28 +254,45 @@ class Layout:
     def readings(self) -> Iterator[Reading]:
         """Yields what the layout may mean, and the command for each meaning."""
         masks = [found for part in self.labeled for found in self._masks(part)][:2]
-        are_known = self.others and not (self.others != "parts" and of_classes(self.names))
-        if self.labeled and not are_known and not self.are_above_classes:
+        if self.labeled and not self.are_known and not self.are_above_classes:
             where = f"in {self.first.path.name} " if self.first.split else ""
+            where = "in each split " if len(self.labeled) > 1 else where
             several = f"{'the' if where else 'these'} {len(self.names)} folders {where}are classes"
             one = f"{self.names[0]} is the only class"
             yield Reading(one if len(self.names) == 1 else several, {"--labels": "folders"})
         leaves = [os.path.basename(leaf) for leaf in self.leaves]
-        if leaves and len(set(leaves)) == len(leaves) and len(self.full) > 1 < len(of_classes(leaves)):
+        are_clear = len(set(leaves)) == len(leaves) >= 1 or len(leaves) >= 2 * len(set(leaves)) > 2
+        if are_clear and not self.others and len(self.full) > 1 < len(of_classes(set(leaves))):
             yield Reading("the deepest folders are classes", {"--labels": "leaf"})
         if self.metadata:
-            given = tuple(f"{one.split}={one.path / name}".lstrip("=") for one, name in self.metadata)
-            yield Reading(f"{self.metadata[0][1]} lists the images", {"--table": given, "--labels": None})
-        for part, mask, name in masks:
+            tables = tuple(f"{one.split}={one.path / name}".lstrip("=") for one, name in self.metadata)
+            yield Reading(f"{self.metadata[0][1]} lists the images", {"--table": tables, "--labels": None})
+        if (ending := self._ending()) is not None:
+            options = {"--masks": str(self.root), "--mask-suffix": ending}
+            yield Reading(f"names that end with {ending.rpartition('=')[2]} are masks", options)
+        for part, mask, name, suffix in masks:
             meaning = f"{part.place(mask)} holds the masks of {part.place(name)}"
-            yield Reading(meaning, {"--masks": str(part.path / mask), "--labels": None}, part.path / name)
-        yield from self._right_folders({mask for _, mask, _ in masks})
+            given = {"--masks": str(part.path / mask), "--mask-suffix": suffix or None, "--labels": None}
+            yield Reading(meaning, given, part.path / name)
+        yield from self._right_folders({mask for _, mask, _, _ in masks})
         if self.others == "splits" and not self.first.split:
             yield Reading("all are of one split, without labels", {"--labels": "none"})
         elif self.others != "images and masks" and not self.gray:
-            tables = self.disk.tables(self.root) if self.others == "parts" else ()
-            yield from (Reading(f"{name} lists the images", {"--table": str(self.root / name)}) for name in tables[:1])
-            yield UNLABELED
+            beside = self.disk.tables(self.root) if self.others == "parts" else ()
+            yield from (Reading(f"{name} lists the images", {"--table": str(self.root / name)}) for name in beside[:1])
+            are_all = Reading("all files are pictures, without labels", UNLABELED.options)
+            yield are_all if self.masks_among_images else UNLABELED
+
+    def _ending(self) -> str | None:
+        """Returns the `--mask-suffix` of masks that lie among their images; None if there are none, or no image."""
+        found = _NAME_OF_MASK.search(next(iter(self.masks_among_images), b""))
+        if found is None:
+            return None
+        new, base = found[1], found.string[: found.start()]
+        paths = chain(self.first.images, *self.first.classes.values())
+        rest = {path.rpartition(b".")[0][len(base) :] for path in paths if path.startswith(base)} - {new}
+        old = min((one for one in rest if re.fullmatch(rb"([\W_][a-zA-Z]+)?", one)), default=None)
+        return None if old is None else os.fsdecode(old + b"=" * bool(old) + new)
 
     def _right_folders(self, masks: Collection[str]) -> Iterator[Reading]:
         """Yields readings with another SRC, if SRC is a folder too high, or its folders are no classes."""
@@ -262,13 +313,13 @@ class Layout:
                 continue
             split = next((word for word in _words(name) if re.fullmatch(_SPLIT, word)), "")
             tables = self.disk.tables(self.root) if self.others == "splits" else ()
-            if table := next((table for table in tables if split in _words(table)), ""):
+            if table := next((one for one in tables if split in _words(one) and not _has(one, _MASKS)), ""):
                 yield Reading(f"{table} lists the images", {"--table": str(self.root / table)}, src)
             else:
                 yield Reading(f"no image in {where} has a label", {"--labels": "none"}, src)
 
-    def _masks(self, part: Part) -> Iterator[tuple[Part, str, str]]:
-        """Yields (part, folder of masks, folder of their images)."""
+    def _masks(self, part: Part) -> Iterator[tuple[Part, str, str, str]]:
+        """Yields (part, folder of masks, folder of their images, what the masks' names have after their images')."""
         if not self.gray and self.others not in ("images and masks", "splits"):
             return
         gray = self.gray.get(part.split, ())
@@ -276,8 +327,10 @@ class Layout:
         stems = {name: part.stems(name).keys() for name in part.full}
         for mask in masks:
             for name in [name for name in stems if name not in masks]:
-                if len(stems[mask] & stems[name]) >= _ENOUGH_PAIRED * len(stems[mask]):
-                    yield part, mask, name
+                suffix = _suffix(next(iter(stems[mask])), stems[name])
+                paired = {stem.removesuffix(suffix) for stem in stems[mask] if stem.endswith(suffix)} & stems[name]
+                if len(paired) >= _ENOUGH_PAIRED * len(stems[mask]):
+                    yield part, mask, name, os.fsdecode(suffix)
                     break
 
     def _gray_of_pairs(self, part: Part) -> Sequence[str] | None:

@@ -22,7 +22,7 @@ from shardio.conversion.sources.containers import RECIPE, find_container
 from shardio.conversion.sources.doubt import Reading
 from shardio.conversion.sources.listing import Listing
 from shardio.conversion.sources.meaning import Disk, Layout, Part
-from shardio.conversion.sources.names import Outside, by_split, entries, in_split_order, known_split, sorted_entries
+from shardio.conversion.sources.names import Outside, by_split, in_split_order, known_split, sorted_entries
 from shardio.errors import SourceError
 
 _Noun = Literal["images", "arrays", "files"]
@@ -43,14 +43,18 @@ def holds_only_arrays(root: Path) -> bool:
 
 
 def list_tree(
-    root: Path, labels: Labels | None = None, noun: _Noun = "images", told: Set[str] = frozenset()
+    root: Path,
+    labels: Labels | None = None,
+    noun: _Noun = "images",
+    told: Set[str] = frozenset(),
+    has_masks: bool = False,
 ) -> Listing:
     """Returns the Listing of the images (or arrays) in a tree, with the names of their class folders as labels.
 
     `root` holds class folders, or images without labels, or a folder for each split that holds either. Keys begin with
     the set's name for the split, such as val for the folder Validation. `told` are the splits whose labels are in a
-    table, so their folders are no classes. Raises SourceError for definite errors; an ambiguous layout is described in
-    the Listing's `doubts` and `readings`.
+    table, so their folders are no classes. `has_masks`: the masks are among the images.
+    Raises SourceError for definite errors; an ambiguous layout is described in the Listing's `doubts` and `readings`.
     """
     if not root.is_dir():
         instead = "a file" if root.exists() else "nothing"
@@ -82,7 +86,9 @@ def list_tree(
     doubts: Sequence[str] = ()
     readings: Sequence[Reading] = ()
     if labels is None and asked:
-        layout = Layout(root, asked, noun, Disk(os.path.exists, look, _tables))
+        layout = Layout(
+            root, asked, noun, Disk(os.path.exists, look, lambda folder: scan.tables.get(folder, [])), has_masks
+        )
         if doubts := [*scan.doubts, *layout.doubts()]:
             readings = tuple(layout.readings())
     classes = tuple(labeled[0].classes) if labeled else ()
@@ -114,11 +120,14 @@ def _with_classes(parts: Sequence[Part], labels: Labels | None) -> list[Part]:
     found = []
     for part in parts:
         classes: dict[str, list[bytes]] = {}
-        for folder, paths in sorted(part.deepest().items()) if labels == "leaf" else part.classes.items():
+        folders = sorted(part.deepest().items()) if labels == "leaf" else list(part.classes.items())
+        # Each patient or each domain may have a folder of each class. A few folders of the same name are a doubt.
+        are_repeated = len(folders) >= 2 * len({os.path.basename(folder) for folder, _ in folders})
+        for folder, paths in folders:
             name = os.path.basename(folder)
             name = spelled.setdefault(unicodedata.normalize("NFC", name), name)
             classes.setdefault(name, []).extend(paths)
-            if labels == "leaf" and len(classes[name]) > len(paths):
+            if labels == "leaf" and len(classes[name]) > len(paths) and not are_repeated:
                 first = os.fsdecode(os.path.dirname(classes[name][0]))
                 raise SourceError(
                     f"{part.path}: expected other names of the deepest folders, found {first!r} and {folder!r}: rename "
@@ -137,6 +146,8 @@ class _Scan:
         self.ignored = Ignored(root)
         self.outside = Outside(root)
         self.doubts: list[str] = []
+        self.tables: dict[Path, list[str]] = {}
+        """The sorted names of the tables in each folder that `list` has listed."""
 
     def part(self, folder: Path, split: str, folders: list[str], images: list[str]) -> Part:
         """Returns the images in and below `folder`. `folders` and `images` are what `list(folder)` has returned."""
@@ -156,6 +167,8 @@ class _Scan:
                 folders.append(entry.name)
             elif self._is_image(entry):
                 images.append(entry.name)
+            elif entry.name.endswith((".csv", ".tsv", ".jsonl", ".parquet")):
+                self.tables.setdefault(folder, []).append(entry.name)
         return folders, images
 
     def _is_image(self, entry: os.DirEntry[str]) -> bool:
@@ -183,10 +196,6 @@ class _Scan:
                     pending.append((Path(entry.path), (*above, here)))
                 elif self._is_image(entry):
                     yield str(folder), entry.name
-
-
-def _tables(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in entries(folder) if entry.name.endswith((".csv", ".tsv", ".jsonl")))
 
 
 def _identity(folder: Path) -> tuple[int, int]:
