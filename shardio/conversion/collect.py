@@ -18,6 +18,7 @@ from shardio.conversion.images.fit import Fit
 from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.images.mask import decode_mask
 from shardio.conversion.options import ConvertOptions, EmptyClasses, Labels
+from shardio.conversion.sources.archives import ZIP_MAGIC
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.containers import RECIPE, find_container
 from shardio.conversion.sources.datasets import Dataset, list_datasets
@@ -42,7 +43,7 @@ from shardio.conversion.sources.rows import is_utf16
 from shardio.conversion.sources.table import OF_TABLES, Contents, Table, read_table
 from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header, open_archive
 from shardio.conversion.sources.tree import holds_only_arrays, list_tree
-from shardio.conversion.sources.webdataset import is_pattern, list_webdataset
+from shardio.conversion.sources.webdataset import ARCHIVES, is_pattern, list_webdataset
 from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import RowType, check_split_name
 from shardio.sets.names import check_apart, check_local, check_usable, looks_like_a_set
@@ -242,7 +243,8 @@ def list_source(
         kind = "parquet" if is_inside or kind == "parquet" else "list"
     elif kind == "auto":
         kind = find_kind(path)
-    if labels in ("folders", "leaf") and (kind not in KINDS_OF_FOLDERS or path.is_file()):
+    may_be_folders = kind == "webdataset" or (kind in KINDS_OF_FOLDERS and not path.is_file())
+    if labels in ("folders", "leaf") and not may_be_folders:
         raise SourceError(f"{path}: `--labels {labels}` needs a folder tree, found the kind {kind!r}")
     if labels in OF_TABLES and kind != "list":
         raise SourceError(f"{path}: `--labels {labels}` needs a table with labels, found the kind {kind!r}")
@@ -256,9 +258,7 @@ def list_source(
         "ilsvrc": partial(list_ilsvrc, path),
         "kaggle": partial(list_kaggle, path),
         "tiny-imagenet": partial(list_tiny_imagenet, path),
-        "webdataset": partial(
-            list_webdataset, path, unlabeled=unlabeled or bool(told), skips_unlabeled=skips_unlabeled
-        ),
+        "webdataset": partial(list_webdataset, path, labels, told, skips_unlabeled=skips_unlabeled),
     }
     listing = lists[kind]()
     listing.skips_unlabeled = skips_unlabeled
@@ -289,15 +289,18 @@ def find_kind(src: Path) -> str:
         folders = sorted(name for name in is_folder if is_folder[name] and name not in DEVKIT_NAMES)
         files = sorted(name for name in is_folder if not is_folder[name])
         tars = [name for name in files if name.endswith(".tar")]
+        archives = [name for name in files if name.endswith(ARCHIVES)]
         if TRAIN_NAME in tars or VAL_NAME in tars:
             if folders:
                 raise _two_kinds(src, ("ilsvrc", tars[0]), ("tree", folders[0]))
             return "ilsvrc"
-        if (tars or folders) and all(_holds_tars(src / name) for name in folders):
-            for kind, others in (("tree", filter(has_image_suffix, files)), ("parquet", _alone(files))):
-                if other := next(iter(others), ""):
-                    raise _two_kinds(src, ("webdataset", (tars or folders)[0]), (kind, other))
-            return "webdataset"
+        if (archives or folders) and all(_holds_archives(src / name) for name in folders):
+            others = [("tree", name) for name in files if has_image_suffix(name)]
+            others += [("parquet", name) for name in _alone(files)]
+            if not others:
+                return "webdataset"
+            if tars or folders:
+                raise _two_kinds(src, ("webdataset", (tars or folders)[0]), others[0])
         if is_parquet(src):
             return "parquet"
         return "arrays" if holds_only_arrays(src) else "tree"
@@ -311,14 +314,14 @@ def _two_kinds(src: Path, *found: tuple[str, str]) -> SourceError:
     return SourceError(f"{src}: expected one kind of source, found {' and '.join(map(repr, names))}: pass {ways}")
 
 
-def _holds_tars(folder: Path) -> bool:
-    """Whether a folder has tars and, beside them, no folder, image or other data. Stops reading at the first."""
+def _holds_archives(folder: Path) -> bool:
+    """Whether a folder has archives and, beside them, no folder, image or other data. Stops reading at the first."""
     names = []
     for entry in entries(folder):
         if entry.is_dir() or has_image_suffix(entry.name):
             return False
         names.append(entry.name)
-    return any(name.endswith(".tar") for name in names) and not _alone(names)
+    return any(name.endswith(ARCHIVES) for name in names) and not _alone(names)
 
 
 def _alone(names: Sequence[str]) -> list[str]:
@@ -335,6 +338,8 @@ def _kind_of_file(src: Path) -> str:
         return "arrays"
     if inside := find_container(src):
         raise SourceError(f"{src}: expected images, found {inside}: {RECIPE}")
+    if first.startswith(ZIP_MAGIC):
+        return "webdataset"
     check_plain(str(src), first)
     if is_header(first[:BLOCK_NBYTES]):
         with open_archive(src) as archive:

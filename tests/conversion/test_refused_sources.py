@@ -183,7 +183,7 @@ CONTAINERS: dict[str, Refusal] = {
 TARS: dict[str, Refusal] = {
     "beside pictures": (".", {"a.tar": b"", "1.jpg": b""}, "'a.tar' and '1.jpg': .*--source tree"),
     "beside other parquet": (".", {"t/a.tar": b"", "b.parquet": b""}, "'t' and 'b.parquet'.*--source parquet"),
-    "no sample": ("x.tar", {"x.tar": tar_of([("1.txt", b"")])}, "x.tar: expected samples .*Unpack .*--source ilsvrc"),
+    "no sample": ("x.tar", {"x.tar": tar_of([("1.txt", b"")])}, "x.tar: expected images, found none.*--source ilsvrc"),
     "images alone": ("x.tar", {"x.tar": tar_of([("n01/1.JPEG", b"")])}, "--labels none"),
     "a name twice": (
         "0.tar",
@@ -198,6 +198,11 @@ TARS: dict[str, Refusal] = {
     "two splits in a name": (".", {"train-val-0.tar": tar_of(PAIR)}, "'train-val-0.tar', found train and val"),
     "two words": (".", {"val-0.tar": tar_of(PAIR), "validation-0.tar": tar_of(PAIR)}, "'val' and 'validation'"),
     "a truncated tar": (".", {"a.tar": tar_of(PAIR)[:900]}, "/a.tar: .*truncated"),
+    "an encrypted zip": ("x.zip", {"x.zip": bytes(_ENCRYPTED)}, "x.zip: .*'a.npy' encrypted"),
+    "a zip of another method": ("x.zip", {"x.zip": archive(zipfile.ZIP_BZIP2, a__1_jpg=b"x")}, "x.zip: .*unpack"),
+    "a truncated zip": ("x.zip", {"x.zip": archive(a=b"x" * 100)[:-30]}, "x.zip: damaged, or no zip archive"),
+    "a zip that leads elsewhere": ("x.zip", {"x.zip": archive(**{"..__1.jpg": b"x"})}, "x.zip: .*without '..'"),
+    "a zip of texts": ("x.zip", {"x.zip": archive(a=b"x")}, "x.zip: expected images, found none"),
     "a compressed tar": ("a.tar.gz", {"a.tar.gz": gzip.compress(tar_of(PAIR))}, "compressed with gzip"),
     "a pattern of none": ("b*.tar", {}, "found none for"),
     "a pattern of too many": ("a-{0..9999999999}-{0..9999999999}.tar", {}, "at most 1,000 "),
@@ -332,6 +337,12 @@ ARRAYS: dict[str, Refusal] = {
         ),
         ("too many", "a.npz", archive(**{f"a{i}_npy": npy_bytes(np.zeros(3)) for i in range(60)}), "at most 50 arrays"),
         ("a bomb", "a.npz", bytes(_BOMB), "bytes"),
+        (
+            "pictures",
+            "a.npz",
+            archive(train_images_npy=npy_bytes(np.zeros((2, 3, 3), np.uint8))),
+            "'train_images'.*Python",
+        ),
     )
 } | {
     "a file for each split": (".", {"train.npy": SOUND, "val.npy": SOUND}, "a file for each split"),

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -144,6 +145,25 @@ def tar_of_images(tree: Path, folder: Path) -> tuple[Path, Expected]:
     return folder / "0.tar", {"train": {f"{i}.jpg": (None, p) for i, p in enumerate(images_of(tree, "train"))}}
 
 
+def zipped(tree: Path, folder: Path) -> tuple[Path, Expected]:
+    """A zip in a folder around it, as people make them, some of it stored and some deflated."""
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "set.zip", "w") as file:
+        for number, path in enumerate([*images_of(tree, "val"), *images_of(tree, "train")]):
+            method = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)[number % 2]
+            file.write(path, f"set/{path.relative_to(tree)}", method)
+        file.writestr("set/README", "x")
+        file.writestr("__MACOSX/set/._README", "x")
+    return folder / "set.zip", of_tree(tree)
+
+
+def tars_of_folders(tree: Path, folder: Path) -> tuple[Path, Expected]:
+    for split, word in (("train", "train"), ("val", "Validation")):
+        files = ((f"{path.parent.name}/{path.name}", path.read_bytes()) for path in images_of(tree, split))
+        put(folder, f"{word}.tar", content=tar_of(files))
+    return folder, of_tree(tree)
+
+
 def arrays_tree(tree: Path, folder: Path) -> tuple[Path, Expected]:
     for path in tree.rglob("*.JPEG"):
         target = folder / path.relative_to(tree).with_suffix(".npy")
@@ -200,6 +220,8 @@ KINDS: dict[str, tuple[str, Build]] = {
     "tars": ("webdataset", lambda tree, folder: (write_webdataset(tree, folder), of_tree(tree))),
     "tars with json": ("webdataset", lambda tree, out: (write_webdataset(tree, out, as_json=True), of_tree(tree))),
     "tars by a pattern": ("webdataset", lambda tree, out: (write_webdataset(tree, out) / "*-*.tar", of_tree(tree))),
+    "zip": ("tree", zipped),
+    "tars of folders": ("tree", tars_of_folders),
     "parquet": ("parquet", lambda tree, folder: (write_parquet(tree, folder), of_tree(tree))),
     "arrays": ("arrays", arrays_tree),
     "npy": ("npy", npy),
@@ -308,7 +330,18 @@ def test_keys_labels_splits_and_content_are_those_of_the_tree(
 
 def _place(kind: str, expected: dict[str, Any]) -> Callable[[bytes], Any]:
     """The order of the sources: as they are listed, which is by name in archives, or that of a tree."""
-    in_tree_order = kind in ("tree", "other words", "archives", "kaggle", "arrays", "flat", "flat splits", "parquet")
+    in_tree_order = kind in (
+        "tree",
+        "other words",
+        "zip",
+        "tars of folders",
+        "archives",
+        "kaggle",
+        "arrays",
+        "flat",
+        "flat splits",
+        "parquet",
+    )
     listed = sorted(expected) if in_tree_order else list(expected)
     return lambda key: listed.index(os.fsdecode(key))
 
@@ -367,7 +400,19 @@ def test_a_piece_that_was_cut_short_is_refused_by_name(kind: str, drawn: Path, t
     assert (line["key"].endswith(name), line["reason"]) == (True, "damaged")
 
 
-TREE_KEYS = ("other words", "archives", "kaggle", "csv", "tsv", "json lines", "parquet table", "tars", "parquet")
+TREE_KEYS = (
+    "other words",
+    "zip",
+    "tars of folders",
+    "archives",
+    "kaggle",
+    "csv",
+    "tsv",
+    "json lines",
+    "parquet table",
+    "tars",
+    "parquet",
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -10,9 +11,10 @@ from folders import put
 from storages import CLASSES, draw_imagenet, images_of, rows, scan, scan_tree, tar_of
 
 from shardio.conversion.images.headers import SUFFIXES
-from shardio.conversion.sources.collection import Collection, Fault
+from shardio.conversion.sources.collection import Collection, Extent, Fault
+from shardio.conversion.sources.doubt import DoubtError
 from shardio.conversion.sources.webdataset import is_pattern, list_webdataset
-from shardio.errors import DecodeError
+from shardio.errors import DecodeError, SourceError
 
 
 def write_tar(path: Path, *files: tuple[str, bytes]) -> Path:
@@ -330,3 +332,132 @@ def test_names_that_begin_anew_in_each_tar_are_told_apart_by_the_tar(tmp_path: P
         b"train/x/train-1/000.jpg",
         b"train/y/train-1/001.jpg",
     ]
+
+
+# --- archives of folders ----------------------------------------------------------------------------------------------
+
+Archives = dict[str, list[str]]
+"""The names of the images in each archive."""
+FOLDERS: dict[str, tuple[Archives, dict[str, dict[str, str | None]]]] = {
+    "classes": ({"x.zip": ["cat/1.jpg", "dog/2.jpg"]}, {"train": {"cat/1.jpg": "cat", "dog/2.jpg": "dog"}}),
+    "a folder around them": (
+        {"x.tar": ["x/y/cat/1.jpg", "x/y/dog/2.tif"]},
+        {"train": {"cat/1.jpg": "cat", "dog/2.tif": "dog"}},
+    ),
+    "splits": (
+        {"x.zip": ["x/train/a/1.jpg", "x/train/b/2.jpg", "x/valid/a/3.jpg"]},
+        {"train": {"train/a/1.jpg": "a", "train/b/2.jpg": "b"}, "val": {"val/a/3.jpg": "a"}},
+    ),
+    "an archive for each split": (
+        {"train.zip": ["train/a/1.jpg", "train/b/2.jpg"], "test.zip": ["a/3.jpg", "b/4.jpg"]},
+        {"train": {"train/a/1.jpg": "a", "train/b/2.jpg": "b"}, "test": {"test/a/3.jpg": "a", "test/b/4.jpg": "b"}},
+    ),
+    "one split": ({"val2017.zip": ["val2017/1.jpg", "val2017/2.jpg"]}, {"val": {"val/1.jpg": None, "val/2.jpg": None}}),
+    "classes and a table": (
+        {"x.zip": ["cat/1.jpg", "dog/2.jpg", "train.csv"]},
+        {"train": {"cat/1.jpg": "cat", "dog/2.jpg": "dog"}},
+    ),
+    "no folder": ({"x.tar": ["1.jpg", "2.png"]}, {"train": {"1.jpg": None, "2.png": None}}),
+    "ImageNet-21k": (
+        {"n00000001.tar": ["n00000001_1.JPEG"], "n00000012.tar": ["n00000012/n00000012_1.JPEG"]},
+        {"train": {"n00000001/n00000001_1.JPEG": "n00000001", "n00000012/n00000012_1.JPEG": "n00000012"}},
+    ),
+    "an archive for each class": (
+        {"cat.zip": ["1.jpg"], "dog.zip": ["dog/1.jpg"]},
+        {"train": {"cat/1.jpg": "cat", "dog/1.jpg": "dog"}},
+    ),
+    "an archive for each class of a split": (
+        {"train/a.tar": ["1.jpg"], "train/b.tar": ["1.jpg"], "val/a.tar": ["1.jpg"], "val/b.tar": ["b/1.jpg"]},
+        {"train": {"train/a/1.jpg": "a", "train/b/1.jpg": "b"}, "val": {"val/a/1.jpg": "a", "val/b/1.jpg": "b"}},
+    ),
+    "the same names in splits": (
+        {"train.zip": ["a/1.jpg", "b/1.jpg"], "val.zip": ["a/1.jpg", "b/1.jpg"]},
+        {"train": {"train/a/1.jpg": "a", "train/b/1.jpg": "b"}, "val": {"val/a/1.jpg": "a", "val/b/1.jpg": "b"}},
+    ),
+    "parts of a tree": (
+        {"part1.tar": ["a/1.jpg", "b/2.jpg"], "part2.tar": ["a/3.jpg", "b/4.jpg"]},
+        {"train": {"a/1.jpg": "a", "a/3.jpg": "a", "b/2.jpg": "b", "b/4.jpg": "b"}},
+    ),
+}
+
+
+def write_archives(folder: Path, archives: Archives) -> Path:
+    """Writes archives, and returns the folder, or the only archive."""
+    for archive, names in archives.items():
+        if archive.endswith(".tar"):
+            write_tar(folder / archive, *((name, name.encode()) for name in names))
+            continue
+        folder.mkdir(exist_ok=True)
+        with zipfile.ZipFile(folder / archive, "w", zipfile.ZIP_DEFLATED) as file:
+            for name in names:
+                file.writestr(name, name)
+    return folder / next(iter(archives)) if len(archives) == 1 else folder
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders_and_archives_without_labels_mean_what_folders_of_a_tree_mean(name: str, tmp_path: Path) -> None:
+    archives, expected = FOLDERS[name]
+    found = scan(write_archives(tmp_path / "s", archives))
+    labels = {
+        split: {one.key.decode(): None if one.indexed is None else found.classes[one.indexed] for one in some}
+        for split, some in found.splits.items()
+    }
+    assert labels == expected
+    for source in (one for some in found.splits.values() for one in some):
+        data = found.origin.read(source)
+        assert isinstance(data, bytes)
+        assert Path(data.decode()).name == Path(source.key.decode()).name
+    (note,) = found.notes
+    assert next(iter(archives)) in note
+
+
+DOUBTS: dict[str, tuple[Archives, str, int]] = {
+    "images and masks": ({"x.zip": ["images/1.jpg", "images/2.jpg", "masks/1.png", "masks/2.png"]}, "masks", 0),
+    "an archive for each of them": ({"images.zip": ["1.jpg", "2.jpg"], "masks.zip": ["1.png", "2.png"]}, "masks", 0),
+    "numbered archives": ({"000.tar": ["1.jpg"], "001.tar": ["2.jpg"]}, "'000', '001'", 2),
+    "numbered archives of splits": (
+        {f"{split}-{number}.tar": ["1.jpg"] for split in ("train", "val") for number in (0, 1)},
+        "'train-0', 'train-1'",
+        1,
+    ),
+    "the same names in parts": ({"x.tar": ["a/1.jpg", "b/1.jpg"], "y.tar": ["a/1.jpg", "b/1.jpg"]}, "deeper", 1),
+    "archives in class folders": ({"a/0.tar": ["1.jpg"], "b/0.tar": ["1.jpg"]}, "deeper", 1),
+    "captions": ({"0.tar": ["a/1.jpg", "a/1.txt", "b/2.jpg", "b/2.txt"]}, "a/1.txt", 2),
+    "a table next to them": ({"x.zip": ["x/1.jpg", "x/2.jpg", "labels.csv"]}, "labels.csv", 1),
+    "captions without folders": ({"0.tar": ["1.jpg", "1.txt"]}, "1.txt", 1),
+    "depths": ({"x.zip": ["a/1.jpg", "b/c/2.jpg", "b/d/3.jpg"]}, "deeper", 1),
+    "one folder": ({"x.tar": ["n01/1.jpg"]}, "n01", 1),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_archives_that_may_mean_several_things_are_a_doubt_with_commands(name: str, tmp_path: Path) -> None:
+    archives, words, least = DOUBTS[name]
+    src = write_archives(tmp_path / "s", archives)
+    with pytest.raises(DoubtError, match=words) as caught:
+        scan(src)
+    assert len(caught.value.readings) >= least
+    assert all(set(one.options) == {"--labels"} and one.src is None for one in caught.value.readings)
+    images = [name for names in archives.values() for name in names if not name.endswith((".txt", ".csv"))]
+    assert scan(src, labels="none").num_sources == len(images)
+
+
+def test_labels_in_zips_are_read_and_damage_is_refused_by_name(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        for number in range(3):
+            file.writestr(f"{number}.jpg", bytes(100) + b"%d" % number)
+            file.writestr(f"{number}.cls", "cat" if number else "dog")
+    found = scan(tmp_path / "x.zip")
+    assert (found.classes, rows(found)) == (("cat", "dog"), [(b"dog/0.jpg", 1), (b"cat/1.jpg", 0), (b"cat/2.jpg", 0)])
+    data = bytearray((tmp_path / "x.zip").read_bytes())
+    one, other = (source for source in found.splits["train"][:2])
+    assert isinstance(one.place, Extent)
+    data[one.place.offset + one.place.nbytes - 2] ^= 4
+    (tmp_path / "x.zip").write_bytes(data)
+    with pytest.raises(DecodeError, match=r"^damaged: .*checksum"):
+        found.origin.read(one)
+    assert found.origin.read(other) == bytes(100) + b"1"
+    data[data.index(b"0.cls") + 6] ^= 4
+    (tmp_path / "x.zip").write_bytes(data)
+    with pytest.raises(SourceError, match=r"x\.zip: '0\.cls': damaged"):
+        scan(tmp_path / "x.zip")

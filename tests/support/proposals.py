@@ -37,7 +37,10 @@ def _folders(path: Path) -> set[str]:
 def _are_classes(scanned: Scanned, count: int, where: str = "") -> bool:
     src, _, found = scanned
     place = src if src.as_posix().endswith(f"/{where}") else src / where
-    return len(found.classes) == count and set(found.classes) <= _folders(place) and _has_labels(found)
+    in_archives = _noted(scanned, "the folders in ")
+    folders = {name for one in _sources(found) for name in os.fsdecode(one.key).split("/")[:-1]}
+    folders = folders if in_archives else _folders(place)
+    return len(found.classes) == count and set(found.classes) <= folders and _has_labels(found)
 
 
 def _has_labels(found: Collection) -> bool:

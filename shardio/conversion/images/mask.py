@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +88,7 @@ def _numbers(picture: Picture, kind: str) -> Mask:
     return mask
 
 
-def look(path: Path) -> tuple[bool, tuple[int, int]] | None:
+def look(path: Path | IO[bytes]) -> tuple[bool, tuple[int, int]] | None:
     """Returns whether a picture is gray or has a palette, as masks are, and its size; None without a valid header."""
     try:
         with Image.open(path) as image:

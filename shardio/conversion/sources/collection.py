@@ -13,6 +13,7 @@ import hashlib
 import os
 import stat
 import threading
+import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,6 +46,23 @@ UNREADABLE: Final = "unreadable"
 """The reason for refusing a source that could not be read. The source may be intact, and readable at the next try."""
 
 
+class Zipped(NamedTuple):
+    """What a zip archive says of one of its files."""
+
+    nbytes: int
+    crc32: int
+    is_deflated: bool
+
+    def unpack(self, data: bytes) -> bytes:
+        """Returns the file, of which the archive has `data`. Raises DecodeError if it is damaged or too large."""
+        check_source_nbytes(self.nbytes)
+        with contextlib.suppress(zlib.error):
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, self.nbytes + 1) if self.is_deflated else data
+            if (len(data), zlib.crc32(data)) == (self.nbytes, self.crc32):
+                return data
+        raise DecodeError("damaged", f"expected {self.nbytes:,} bytes with the archive's checksum, found others")
+
+
 class Extent(NamedTuple):
     """A range of bytes in a file, such as an image in an archive."""
 
@@ -52,6 +70,7 @@ class Extent(NamedTuple):
     """The path of the file, relative to the origin's folder."""
     offset: int
     nbytes: int
+    zipped: Zipped | None = None
 
 
 class Fault(NamedTuple):
@@ -117,7 +136,6 @@ class Origin(ABC):
     masks: Path | None = field(default=None, kw_only=True)
     """The absolute path of a folder with a mask for each image; None if the set gets no masks."""
     mask_suffix: str = field(default="", kw_only=True)
-    """The option of the same name."""
     spool: Path | None = field(default=None, kw_only=True)
     """The folder for the copies that `prepare` writes. None: images are read in place, which may be slow."""
 
@@ -132,9 +150,8 @@ class Origin(ABC):
     def read_mask(self, source: Source) -> bytes:
         """Returns the encoded mask of the source's image. Raises DecodeError and OSError like `read`."""
         if (path := self._find_mask(source)) is None:
-            expected = next(
-                (f"{stem}.png" for stem in self._mask_stems(source)), "a path below SRC that names the mask"
-            )
+            stem = next(self._mask_stems(source), "")
+            expected = f"{stem}.png" if stem else "a path below SRC that names the mask"
             raise DecodeError("incomplete", f"the image has no mask: expected {expected}, found none")
         return read_file(path)
 
@@ -205,8 +222,8 @@ class ColumnTable:
 
     @property
     def specs(self) -> tuple[ArraySpec, ...]:
-        rows = {name: RowType(numbers.dtype.str, ()) for name, numbers in self.values.items()}
-        return tuple(ArraySpec(name, "array", row, "column") for name, row in rows.items())
+        rows = ((name, RowType(numbers.dtype.str, ())) for name, numbers in self.values.items())
+        return tuple(ArraySpec(name, "array", row, "column") for name, row in rows)
 
     def sha256(self, splits: Iterable[Sequence[bytes]]) -> str:
         """Returns the sha256 of the columns' names, dtypes and numbers. `splits` has the keys of each split."""
@@ -315,11 +332,10 @@ class FileOrigin(Origin):
         found = []
         state = cache(identify)  # an archive holds many sources
         for source in sources:
-            try:
-                path, extent = self._find(source)
-            except DecodeError as error:
-                found.append(error.detail)
+            if isinstance(source.place, Fault):
+                found.append(source.place.detail)
                 continue
+            path, extent = self._find(source)
             found.append(state(path) if extent is None else f"{state(path)}\0{extent.offset} {extent.nbytes}")
         return found
 
@@ -377,7 +393,7 @@ def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> byt
             if len(data) < nbytes:
                 found = f"found {len(data):,} bytes: the file is truncated"
                 raise DecodeError(UNREADABLE, f"expected {nbytes:,} bytes at byte {extent.offset:,}, {found}")
-            return data
+            return extent.zipped.unpack(data) if extent.zipped else data
     except OSError as error:
         if is_want(error):
             raise

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import math
 import os
-import struct
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from shardio.conversion.arrays import ARRAY, ArraySpec, as_float32, declare, label_name
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.conversion.options import Labels
+from shardio.conversion.sources.archives import offset_in
 from shardio.conversion.sources.collection import (
     Collection,
     DatasetItem,
@@ -39,6 +40,7 @@ from shardio.conversion.sources.collection import (
     read_file,
     some_of,
 )
+from shardio.conversion.sources.containers import RECIPE
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import known_split
 from shardio.conversion.sources.tree import list_tree
@@ -50,13 +52,13 @@ from shardio.system.files import AtomicFile, write_all
 from shardio.system.machine import memory_left
 from shardio.system.opening import check_unpacked, naming, open_untrusted
 
+# As in MedMNIST and in Keras' MNIST.
+_PICTURES = re.compile("(.*_)?images?|x_(train|val|valid|test)")
 _BLOCK_NBYTES = 8 << 20
 # Files of a tree that are read to find the first sound one.
 _MOST_TRIED = 1000
 # What a plan and its tasks keep of a sample. A small file may claim to hold billions.
 _SOURCE_NBYTES = 300
-# At these bytes of a member's header in a zip are the lengths of its name and of the extra field; both come after it.
-_LENGTHS = struct.Struct("<26xHH")
 
 
 def list_arrays(src: Path, labels: Labels | None = None, told: Set[str] = frozenset()) -> Listing:
@@ -292,16 +294,16 @@ def _read_archive(path: Path) -> dict[str, _Member]:
             with archive.open(one) as file, refusing(where):
                 header = parse_header(file.read(HEADER_MOST))
                 row = _check_rows(where, header, one.file_size)
-            offset = None
-            if one.compress_type == zipfile.ZIP_STORED:
-                assert archive.fp is not None
-                archive.fp.seek(one.header_offset)
-                offset = one.header_offset + 30 + sum(_LENGTHS.unpack(archive.fp.read(30)))
+            offset = offset_in(archive, one) if one.compress_type == zipfile.ZIP_STORED else None
             members[name] = _Member(header, row, offset, one.CRC)
     return members
 
 
 def _list_rows(src: Path, members: dict[str, _Member], kind: str) -> Listing:
+    if pictures := [
+        name for name, one in members.items() if _PICTURES.fullmatch(name) and one.header.dtype == np.uint8
+    ]:
+        raise SourceError(f"{src}: expected arrays that are no pictures, found pictures in {pictures[0]!r}: {RECIPE}")
     counts = {name: member.header.shape[0] for name, member in members.items()}
     if len(set(counts.values())) != 1:
         sizes = ", ".join(f"{counted(count, 'row')} of {name}" for name, count in counts.items()) or "no array"

@@ -38,7 +38,6 @@ from shardio.format.parse import first_repeated
 from shardio.sets.given import open_parquet, read_batches
 
 _SUFFIX = ".parquet"
-
 _NO_LABEL = -1
 """The label with which Hugging Face marks rows whose label is not public, as in ImageNet's test split."""
 # Other names of columns, of facts about the files and of captions.
@@ -198,11 +197,12 @@ def _read_table(
         columns = dict(zip(schema.names, schema.types, strict=True))
         if (repeated := first_repeated(schema.names)) is not None:
             raise SourceError(f"{path}: expected distinct columns, found {repeated[:80]!r} twice")
-        image = _choose_image(path, columns, features)
+        kinds = {name: one.get("_type") for name, one in features.items() if isinstance(one, dict)}
+        image = _choose_image(path, columns, kinds)
         likely = [name for name, kind in columns.items() if name != image and _may_be_label(kind)]
         seen = _look(path, file, likely)
         split = _choose_split(src, path, own, named, seen)
-        label = "" if unlabeled else _choose_label(src, path, named, split, columns, features, seen)
+        label = "" if unlabeled else _choose_label(src, path, named, split, columns, kinds, seen)
         has_paths = is_struct(columns[image]) and "path" in _fields(columns[image])
         wanted = [*filter(None, (label, split)), *([f"{image}.path"] if has_paths else [])]
         rows: list[Any] = [] if wanted else [(0, None, None)] * metadata.num_rows
@@ -276,14 +276,10 @@ def _may_be_label(kind: Any) -> bool:
     return re.fullmatch(r"u?int\d+|bool|(dictionary<values=)?(large_)?string(, .*)?", str(kind)) is not None
 
 
-def _is_described(features: Mapping[str, Any], column: str, kind: str) -> bool:
-    return isinstance(features.get(column), dict) and features[column].get("_type") == kind
-
-
-def _choose_image(path: Path, types: Mapping[str, Any], features: Mapping[str, Any]) -> str:
+def _choose_image(path: Path, types: Mapping[str, Any], kinds: Mapping[str, object]) -> str:
     """Returns the column "image", or the one that the metadata names, or the only one of a suitable type."""
     columns = [column for column, kind in types.items() if _holds_images(kind)]
-    described = [column for column in columns if _is_described(features, column, "Image")]
+    described = [column for column in columns if kinds.get(column) == "Image"]
     for candidates in ([c for c in columns if c == "image"], described, columns):
         if len(candidates) == 1:
             return candidates[0]
@@ -321,13 +317,13 @@ def _choose_label(
     named: Table,
     split: str,
     types: Mapping[str, Any],
-    features: Mapping[str, Any],
+    kinds: Mapping[str, object],
     seen: Mapping[str, list[Any]],
 ) -> str:
     """Returns the named column of labels, or the one with a label's name; "" if no column looks like labels."""
     if named.label_columns:
         return _existing(path, named.label_columns[0], seen)
-    names = [name for name in types if name.lower() in LABEL_NAMES or _is_described(features, name, "ClassLabel")]
+    names = [name for name in types if name.lower() in LABEL_NAMES or kinds.get(name) == "ClassLabel"]
     names = [name for name in names if name == "label"] or names
     if len(names) == 1 and names[0] in seen:
         return names[0]
@@ -398,8 +394,7 @@ def _find(root: Path, split: str, tables: Mapping[str, _Table], classes: Sequenc
             if not file or b"\0" in file or key in taken:
                 key = b"%s%08d" % (folder, number)
             if len(key) > MAX_KEY_NBYTES:
-                expected = f"a key of at most {MAX_KEY_NBYTES:,} bytes"
-                found = f"{len(key):,} bytes, {key[:80]!r}..."
-                raise SourceError(f"{root / name}: row {row}: expected {expected}, found {found}")
+                expected = f"row {row}: expected a key of at most {MAX_KEY_NBYTES:,} bytes"
+                raise SourceError(f"{root / name}: {expected}, found {len(key):,} bytes, {key[:80]!r}...")
             taken.add(key)
             yield own, Found(key, label if table.label else None, Item(where, row))

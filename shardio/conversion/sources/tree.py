@@ -35,7 +35,7 @@ def _is_array(path: str) -> bool:
 
 def holds_only_arrays(root: Path) -> bool:
     """Whether there are NPY files and no images in or below a folder. Stops reading at the first image."""
-    scan = _Scan(root, "files")
+    scan = Scan(root, "files")
     with contextlib.suppress(SourceError):  # the scan of the tree raises it again
         are_arrays = (_is_array(name) for _, name in scan.files(root, ()))
         return next(are_arrays, False) and all(are_arrays)
@@ -48,23 +48,24 @@ def list_tree(
     noun: _Noun = "images",
     told: Set[str] = frozenset(),
     has_masks: bool = False,
+    scan: Scan | None = None,
 ) -> Listing:
     """Returns the Listing of the images (or arrays) in a tree, with the names of their class folders as labels.
 
     `root` holds class folders, or images without labels, or a folder for each split that holds either. Keys begin with
     the set's name for the split, such as val for the folder Validation. `told` are the splits whose labels are in a
-    table, so their folders are no classes. `has_masks`: the masks are among the images.
-    Raises SourceError for definite errors; an ambiguous layout is described in the Listing's `doubts` and `readings`.
+    table, so their folders are no classes. `has_masks`: the masks are among the images. With a `scan`, `root` is an
+    archive or a folder of archives. Raises SourceError for definite errors; an ambiguous layout is described in the
+    Listing's `doubts` and `readings`.
     """
-    if not root.is_dir():
+    if scan is None and not root.is_dir():
         instead = "a file" if root.exists() else "nothing"
         raise SourceError(f"{root}: expected a folder of {noun}, found {instead}")
-    scan = _Scan(root, noun)
+    scan = scan or Scan(root, noun)
     folders, images = scan.list(root)
     named = [name for name in folders if known_split(name)]
     all_named = len(named) == len(folders) and labels not in ("folders", "leaf")
-    below = (entry for name in named for entry in sorted_entries(root / name, Ignored()))
-    if not named or not (all_named or any(_kind(entry) == "folder" for entry in below)):
+    if not named or not (all_named or any(scan.has_folders(root / name) for name in named)):
         parts = [scan.part(root, "", folders, images)]
     else:
         folder_of = by_split(root, {name: root / name for name in named})
@@ -86,9 +87,7 @@ def list_tree(
     doubts: Sequence[str] = ()
     readings: Sequence[Reading] = ()
     if labels is None and asked:
-        layout = Layout(
-            root, asked, noun, Disk(os.path.exists, look, lambda folder: scan.tables.get(folder, [])), has_masks
-        )
+        layout = Layout(root, asked, noun, scan.disk, has_masks)
         if doubts := [*scan.doubts, *layout.doubts()]:
             readings = tuple(layout.readings())
     classes = tuple(labeled[0].classes) if labeled else ()
@@ -137,7 +136,7 @@ def _with_classes(parts: Sequence[Part], labels: Labels | None) -> list[Part]:
     return found
 
 
-class _Scan:
+class Scan:
     """Scans one tree, and collects counts of ignored files and descriptions of ambiguous layouts."""
 
     def __init__(self, root: Path, noun: _Noun) -> None:
@@ -148,10 +147,11 @@ class _Scan:
         self.doubts: list[str] = []
         self.tables: dict[Path, list[str]] = {}
         """The sorted names of the tables in each folder that `list` has listed."""
+        self.disk = Disk(os.path.exists, look, lambda folder: self.tables.get(folder, []))
 
     def part(self, folder: Path, split: str, folders: list[str], images: list[str]) -> Part:
         """Returns the images in and below `folder`. `folders` and `images` are what `list(folder)` has returned."""
-        above = tuple(_identity(place) for place in (self.root, folder))
+        above = tuple(self.identity(place) for place in (self.root, folder))
         start = len(str(folder).rstrip("/")) + 1
         classes = {
             name: [os.fsencode(f"{path}/{file}"[start:]) for path, file in sorted(self.files(folder / name, above))]
@@ -171,6 +171,14 @@ class _Scan:
                 self.tables.setdefault(folder, []).append(entry.name)
         return folders, images
 
+    def has_folders(self, folder: Path) -> bool:
+        return any(_kind(entry) == "folder" for entry in sorted_entries(folder, Ignored()))
+
+    def identity(self, folder: Path) -> tuple[int, int]:
+        """Returns what two paths of the same folder have in common."""
+        status = folder.stat()
+        return status.st_dev, status.st_ino
+
     def _is_image(self, entry: os.DirEntry[str]) -> bool:
         """Whether the entry, which is not a folder, is a source. If not, counts the entry in `ignored`."""
         if _kind(entry) == "other":
@@ -183,11 +191,11 @@ class _Scan:
         return False
 
     def files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
-        """Yields (folder, file name) of all images in or below `top`. `above` has the folders above, by `_identity`."""
+        """Yields (folder, file name) of all images in or below `top`. `above` has the folders above, by `identity`."""
         pending = [(top, above)]  # and no recursion: folders may be nested deeper than Python calls functions
         while pending:
             folder, above = pending.pop()
-            here = _identity(folder)
+            here = self.identity(folder)
             if here in above:  # a symbolic link to a folder that holds it
                 self.ignored.add("symlink loop", str(folder))
                 continue
@@ -196,11 +204,6 @@ class _Scan:
                     pending.append((Path(entry.path), (*above, here)))
                 elif self._is_image(entry):
                     yield str(folder), entry.name
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    status = folder.stat()
-    return status.st_dev, status.st_ino
 
 
 def _kind(entry: os.DirEntry[str]) -> Literal["folder", "file", "other"]:

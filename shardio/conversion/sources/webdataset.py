@@ -1,4 +1,4 @@
-"""Lists WebDataset tars. Members whose names are equal but for the suffix are a sample: an image and its label.
+"""Lists archives: tars and zips. Members whose names are equal but for the suffix are a sample: an image and its label.
 
 Keys are [SPLIT/]CLASS/NAME, the paths of images in a folder tree. So tars that were made from a folder tree give the
 same set as the tree, whether or not the names of the samples include folders.
@@ -10,46 +10,79 @@ import glob
 import json
 import os
 import re
-from collections.abc import Container, Generator, Iterable, Iterator
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Set
+from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
 
 from shardio.conversion.images.headers import has_image_suffix
-from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, Ignored
-from shardio.conversion.sources.doubt import UNLABELED, DoubtError
+from shardio.conversion.options import Labels
+from shardio.conversion.sources.archives import ZIP_MAGIC, list_members, zip_members
+from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, Ignored, read_file
+from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import NO_VECTORS, SPLIT_NAMES, known_split, sorted_entries, split_name
 from shardio.conversion.sources.tar import drain, members, open_archive
-from shardio.errors import SourceError, counted
+from shardio.errors import DecodeError, SourceError, counted
 
 # Fields of a .json member: the first that is there counts.
 _LABEL_FIELDS = ("label", "class", "cls")
 _MAX_LABEL_NBYTES = 1 << 20
+_NO_LABEL = "expected one label (.cls or .json) of {}, found 0 labels"
+
+_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+
+ARCHIVES = (".tar", ".zip")
+_BY_FOLDERS = ("folders", "leaf")
+_FOLDERS = Reading("folders are classes", {"--labels": "folders"})
 
 _WAY_OUT = f"put the tars in folders {', '.join(SPLIT_NAMES)}"
 _MAGIC = re.compile(r"[{*?[]")
 _MOST_TARS = 1_000_000
 
 
-def list_webdataset(src: Path, *, unlabeled: bool = False, skips_unlabeled: bool = False) -> Listing:
-    """Returns the samples of a tar, of all tars in a folder and its subfolders, or of the tars that match a pattern.
+def list_webdataset(
+    src: Path, labels: Labels | None = None, told: Set[str] = frozenset(), *, skips_unlabeled: bool = False
+) -> Listing:
+    """Returns the images of an archive (tar or zip), of all in a folder and its subfolders, or of those of a pattern.
 
     - A pattern has braces, as in train-{000..146}.tar, or wildcards, as in *.tar.
     - A label is the content of a .cls member, or a field of a .json member.
-    - A split is named by the folders or names of the tars, or by the first folder in the names of all samples.
-    - A sample without an image, or without a label unless `unlabeled` or `skips_unlabeled`, becomes a source that the
-      conversion refuses.
+    - A split is named by the folders or names of the archives, or by the first folder in the names of all samples.
+    - A sample without an image, or without a label unless `labels` is "none" or `skips_unlabeled`, becomes a source
+      that the conversion refuses. `told` are the splits whose labels are in a table.
+    - If there is no label at all, or `labels` says so, folders mean what they mean in a tree.
     """
-    folder, tars, ignored = _find_tars(src)
-    samples = list(chain.from_iterable(drain(_walk(folder, tar, ignored, unlabeled, skips_unlabeled) for tar in tars)))
+    folder, archives, ignored = _find_archives(src)
+    beside: dict[str, str] = {}
+    walked = list(chain.from_iterable(drain(_walk(folder, name, ignored, beside) for name in archives)))
+    words = _words(src, archives)
+    if not walked:
+        raise SourceError(f"{src}: expected images, found none; pass `--source ilsvrc` for ImageNet's own archives")
+    is_bare = all(fault == _NO_LABEL for _, fault in walked)
+    if "caption" in beside and is_bare and labels is None:
+        ways = [_FOLDERS, UNLABELED] if any(b"/" in one.key for one, _ in walked) else [UNLABELED]
+        found = f"found files such as {beside['caption']!r} next to images"
+        raise DoubtError(src, f"expected labels (.cls or .json) of samples, {found}", ways)
+    if labels in _BY_FOLDERS or (is_bare and "caption" not in beside):
+        images = [one for one, _ in walked if not isinstance(one.place, Fault)]
+        listing = list_members(src, folder, images, words, ignored, labels, told)
+        if "table" in beside and labels is None and not told and not (listing.doubts or listing.classes):
+            found = f"found the table {beside['table']!r} next to them: unpack it, and pass it by `--table`"
+            raise DoubtError(src, f"expected images in class folders, {found}", [UNLABELED])
+        return listing
+    samples = []
+    for one, fault in walked:
+        is_wrong = fault and labels != "none" and not told and not (fault == _NO_LABEL and skips_unlabeled)
+        if is_wrong and not isinstance(one.place, Fault):
+            one = one._replace(label=None, place=Fault(fault.format(_name(one))))
+        samples.append(one)
     faults = [sample.place.detail for sample in samples if isinstance(sample.place, Fault)]
     if len(faults) == len(samples):
-        instead = f"none among {len(samples):,}; the first: {faults[0]}" if faults else "no sample"
-        expected = f"expected samples of an image and a label (.cls or .json), found {instead}"
-        way = "Unpack the tar of a folder tree; pass `--source ilsvrc` for ImageNet's own archives"
-        raise DoubtError(src, f"{expected}. {way}", [UNLABELED])
+        expected = f"expected samples of an image and a label (.cls or .json), found none among {len(samples):,}"
+        raise DoubtError(src, f"{expected}; the first: {faults[0]}", [UNLABELED])
     known = Collection(FileOrigin(folder), ignored=ignored, kind="webdataset")
-    return _Tars(src, _by_word(src, tars, samples), known, may_rename=True)
+    return _Tars(src, _by_word(words, samples), known, may_rename=True)
 
 
 class _Tars(Listing):
@@ -61,7 +94,7 @@ class _Tars(Listing):
         if split and below and split_name(first) == split:
             rest = below
         # Names of samples may begin anew in each tar.
-        tar = tar.removeprefix(f"{split}/").removesuffix(".tar") if again else ""
+        tar = os.path.splitext(tar.removeprefix(f"{split}/"))[0] if again else ""
         return os.fsencode("/".join(filter(None, (split, name, tar, rest.removeprefix(f"{name}/") if name else rest))))
 
     def refuse(self, one: Found, expected: str, found: object) -> Fault:
@@ -85,7 +118,7 @@ def is_pattern(src: Path) -> bool:
     return _MAGIC.search(str(src)) is not None and not os.path.lexists(src)
 
 
-def _find_tars(src: Path) -> tuple[Path, list[str], Ignored]:
+def _find_archives(src: Path) -> tuple[Path, list[str], Ignored]:
     """Returns (a folder, the paths of all tars relative to the folder, counts of other files by kind)."""
     ignored = Ignored(src)
     if is_pattern(src):
@@ -105,7 +138,7 @@ def _find_tars(src: Path) -> tuple[Path, list[str], Ignored]:
     tars = []
     for entry in sorted_entries(src, ignored):
         for one in sorted_entries(src / entry.name, ignored) if entry.is_dir() else [entry]:
-            if one.name.endswith(".tar"):
+            if one.name.endswith(ARCHIVES):
                 tars.append(os.path.relpath(one.path, src))
             else:
                 ignored.add("other file", one.path)
@@ -145,48 +178,76 @@ def _expand_braces(text: str) -> Iterator[str]:
 
 
 def _walk(
-    folder: Path, tar: str, ignored: Ignored, unlabeled: bool, skips_unlabeled: bool
-) -> Generator[Found, None, None]:
-    """Yields the samples of a tar. Counts other members in `ignored`.
+    folder: Path, archive: str, ignored: Ignored, beside: dict[str, str]
+) -> Generator[tuple[Found, str], None, None]:
+    """Yields each sample of an archive, and what is wrong with its label, with {} for its name; or "".
 
-    The place of a sample is a Fault unless it has one image and one label (any labels if `unlabeled`).
+    Counts other members in `ignored`, and adds a "caption" (a text or JSON next to an image) and a "table" to `beside`.
+    The place of a sample is a Fault unless it has one image.
     """
     # The images of each sample, and its labels from .cls and .json: they need not be neighbors.
     found: dict[str, tuple[list[tuple[str, Extent]], list[str | Fault], list[str | Fault]]] = {}
-    file = os.fsencode(tar)
-    with open_archive(folder / tar) as archive:
-        for member in members(archive, ignored):
-            name = os.fsdecode(member.name)
-            stem, suffix = os.path.splitext(name)
-            is_label = suffix.lower() in (".cls", ".json") and member.nbytes <= _MAX_LABEL_NBYTES
-            if not (is_label or has_image_suffix(name)):
-                ignored.add("neither image nor label", name)
-                continue
-            images, from_cls, from_json = found.setdefault(stem, ([], [], []))
-            if not is_label:
-                images.append((name, Extent(file, member.offset, member.nbytes)))
-            elif suffix.lower() == ".cls":
-                from_cls.append(_read_text(archive.read_at(member.offset, member.nbytes)))
-            else:
-                from_json += _read_json(archive.read_at(member.offset, member.nbytes))
-    for name, (images, from_cls, from_json) in found.items():
+    texts: dict[str, str] = {}
+    for name, extent, read in _contents(folder / archive, os.fsencode(archive), ignored):
+        stem, suffix = os.path.splitext(name)
+        suffix = suffix.lower()
+        is_label = suffix in (".cls", ".json") and (extent.zipped or extent).nbytes <= _MAX_LABEL_NBYTES
+        if suffix in (".txt", ".json"):
+            texts[stem] = name
+        if not (is_label or has_image_suffix(name)):
+            ignored.add("neither image nor label", name)
+            if suffix in _TABLES:
+                beside.setdefault("table", name)
+            continue
+        images, from_cls, from_json = found.setdefault(stem, ([], [], []))
+        if not is_label:
+            images.append((name, extent))
+        elif suffix == ".cls":
+            from_cls.append(_read_text(read()))
+        else:
+            from_json += _read_json(read())
+    for stem, (images, from_cls, from_json) in found.items():
         labels = from_cls or from_json
         if not (images or labels):
-            ignored.add("neither image nor label", name)
+            ignored.add("neither image nor label", stem)
             continue
-        if not (images and labels) and _is_part(name, found):
-            ignored.add("part of another sample", images[0][0] if images else name)
+        if not (images and labels) and _is_part(stem, found):
+            ignored.add("part of another sample", images[0][0] if images else stem)
             continue
-        label = labels[0] if labels else None
-        one = Found(os.fsencode(images[0][0] if images else name), label if isinstance(label, str) else None, None, tar)
-        wrong = ""
+        if images and stem in texts:
+            beside.setdefault("caption", texts[stem])
+        label, fault = labels[0] if labels else None, "" if labels else _NO_LABEL
+        if len(labels) > 1:
+            fault = f"expected one label (.cls or .json) of {{}}, found {len(labels)} labels"
+        elif isinstance(label, Fault):
+            fault = "the label of {}: " + label.detail.replace("{", "{{").replace("}", "}}")
+        key = os.fsencode(images[0][0] if images else stem)
+        one = Found(key, label if isinstance(label, str) and not fault else None, None, archive)
         if len(images) != 1:
             wrong = f"expected one image of {_name(one)}, found {counted(len(images), 'image')}"
-        elif not unlabeled and (len(labels) > 1 or not (labels or skips_unlabeled)):
-            wrong = f"expected one label (.cls or .json) of {_name(one)}, found {counted(len(labels), 'label')}"
-        elif isinstance(label, Fault) and not unlabeled:
-            wrong = f"the label of {_name(one)}: {label.detail}"
-        yield one._replace(label=None, place=Fault(wrong)) if wrong else one._replace(place=images[0][1])
+            one = one._replace(label=None, place=Fault(wrong))
+        yield one if one.place else one._replace(place=images[0][1]), fault
+
+
+def _read_label(path: Path, name: str, extent: Extent) -> bytes:
+    try:
+        return read_file(path, extent)
+    except DecodeError as error:
+        raise SourceError(f"{path}: {name!r}: {error}") from None
+
+
+def _contents(path: Path, file: bytes, ignored: Ignored) -> Iterator[tuple[str, Extent, Callable[[], bytes]]]:
+    """Yields the name, the place and a reader of each file in an archive."""
+    with path.open("rb") as opened:
+        is_zip = opened.read(len(ZIP_MAGIC)) == ZIP_MAGIC
+    if is_zip:
+        for name, extent in zip_members(path, file, ignored):
+            yield name, extent, partial(_read_label, path, name, extent)
+        return
+    with open_archive(path) as archive:
+        for one in members(archive, ignored):
+            extent = Extent(file, one.offset, one.nbytes)
+            yield os.fsdecode(one.name), extent, partial(archive.read_at, one.offset, one.nbytes)
 
 
 def _is_part(name: str, samples: Container[str]) -> bool:
@@ -230,13 +291,18 @@ def _read_json(content: bytes) -> list[str | Fault]:
 # --- splits -----------------------------------------------------------------------------------------------------------
 
 
-def _by_word(src: Path, tars: list[str], samples: list[Found]) -> dict[str, list[Found]]:
-    """Returns the samples by the word in SRC for their split; all by "" unless every sample has such a word."""
-    told = {tar: _word_of_tar(src, tar) for tar in tars}
+def _words(src: Path, archives: list[str]) -> dict[str, str]:
+    """Returns the word for a split in the path of each archive; "" for all if none has one."""
+    told = {archive: _word_of(src, archive) for archive in archives}
     if any(told.values()) and not all(told.values()):
-        one, other = (next(tar for tar in tars if bool(told[tar]) == known) for known in (True, False))
+        one, other = (next(archive for archive in archives if bool(told[archive]) == known) for known in (True, False))
         some = f"{split_name(told[one])!r} for {one!r} and none for {other!r}: {_WAY_OUT}"
-        raise SourceError(f"{src}: expected a split in the name or folder of every tar, or of none, found {some}")
+        raise SourceError(f"{src}: expected a split in the name or folder of every archive, or of none, found {some}")
+    return told
+
+
+def _by_word(told: Mapping[str, str], samples: list[Found]) -> dict[str, list[Found]]:
+    """Returns the samples by the word in SRC for their split; all by "" unless every sample has such a word."""
     words = [(told[one.where] or os.fsdecode(one.key).partition("/")[0]).lower() for one in samples]
     if not all(map(known_split, words)):
         return {"": samples}
@@ -246,7 +312,7 @@ def _by_word(src: Path, tars: list[str], samples: list[Found]) -> dict[str, list
     return found
 
 
-def _word_of_tar(src: Path, tar: str) -> str:
+def _word_of(src: Path, tar: str) -> str:
     """Returns the word for a split in a tar's path, such as "validation" for in1k-validation-07.tar; or ""."""
     *folders, name = tar.split("/")
     for words in (folders, re.findall("[a-z]+", name.lower())):

@@ -1,0 +1,182 @@
+"""Lists the members of zip archives, and archives (zip and tar) whose folders mean what folders of a tree mean."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import struct
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+from shardio.conversion.images.mask import look
+from shardio.conversion.options import Labels
+from shardio.conversion.sources.collection import Extent, FileOrigin, Ignored, Place, Zipped, read_file
+from shardio.conversion.sources.listing import Found, Listing
+from shardio.conversion.sources.meaning import Disk
+from shardio.conversion.sources.names import clutter, known_split, split_name
+from shardio.conversion.sources.tree import Scan, list_tree
+from shardio.errors import DecodeError, SourceError, first_of
+from shardio.system.opening import naming
+
+ZIP_MAGIC = b"PK\x03\x04"
+# At these bytes of a member's header are the lengths of its name and of the extra field; both come after it.
+_LENGTHS = struct.Struct("<26xHH")
+_WORDNET = re.compile(r"n\d{8}", re.ASCII)
+
+
+def offset_in(archive: zipfile.ZipFile, one: zipfile.ZipInfo) -> int:
+    """Returns the position of a member's content in a zip archive, in bytes."""
+    assert archive.fp is not None
+    archive.fp.seek(one.header_offset)
+    lengths: tuple[int, int] = _LENGTHS.unpack(archive.fp.read(_LENGTHS.size))
+    return one.header_offset + _LENGTHS.size + sum(lengths)
+
+
+def zip_members(path: Path, file: bytes, ignored: Ignored) -> Iterator[tuple[str, Extent]]:
+    """Yields the name and place of each file in a zip archive, without clutter. `file` is the place of the archive.
+
+    Raises SourceError for a damaged archive, for names that lead elsewhere, encryption, and unusual compression.
+    """
+    try:
+        with naming(path), zipfile.ZipFile(path) as archive:
+            for one in archive.infolist():
+                name = one.filename
+                if name.startswith("/") or os.pardir in name.split("/"):
+                    raise SourceError(f"{path}: expected relative names without '..', found {name!r:.80}")
+                if one.is_dir():
+                    continue
+                if kind := clutter(name):
+                    ignored.add(kind, name)
+                    continue
+                if one.flag_bits & 1 or one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    found = f"{name!r:.80} encrypted or compressed otherwise: unpack the archive"
+                    raise SourceError(f"{path}: expected members that are stored or deflated, found {found}")
+                zipped = Zipped(one.file_size, one.CRC, one.compress_type == zipfile.ZIP_DEFLATED)
+                yield name, Extent(file, offset_in(archive, one), one.compress_size, zipped)
+    except SourceError:
+        raise
+    except (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError) as error:
+        raise SourceError(f"{path}: damaged, or no zip archive: {error}") from None
+
+
+def list_members(
+    src: Path,
+    folder: Path,
+    images: Sequence[Found],
+    words: Mapping[str, str],
+    ignored: Ignored,
+    labels: Labels | None,
+    told: Set[str],
+) -> Listing:
+    """Returns the images of archives in `folder`, as if the archives had been unpacked.
+
+    `words` has the word for the split of each archive, or "". Several archives of a split are one tree if all of their
+    images lie in folders; otherwise each is a folder, and perhaps a class. `told`: see `list_tree`.
+    """
+    by_archive: dict[str, dict[str, Place]] = {archive: {} for archive in words}
+    for one in images:
+        name = os.fsdecode(one.key)
+        if by_archive[one.where].setdefault(name, one.place) is not one.place:
+            raise SourceError(f"{src}: expected distinct names in {one.where!r}, found {name!r} twice")
+    parts = {archive: _unwrapped(archive, names) for archive, names in by_archive.items()}
+    are_several = len(set(map(split_name, words.values()))) < len(parts)
+    are_classes = are_several and labels != "none" and not all("/" in name for name in chain(*parts.values()))
+    for is_above in (are_classes, True):  # else names begin anew in each archive
+        paths = {
+            _path(archive, words[archive], is_above, name): place
+            for archive, names in parts.items()
+            for name, place in names.items()
+        }
+        if len(paths) == len(images):
+            break
+    scan = _Members(src, folder, paths, ignored)
+    stems = {archive: _stem(archive) for archive in parts}
+    series = {(words[archive], re.sub(r"\d+", "", stem)) for archive, stem in stems.items()}
+    if are_classes and len(series) == len(set(words.values())) and not all(map(_WORDNET.fullmatch, stems.values())):
+        some = first_of(list(stems.values()), 3, repr)
+        scan.doubts.append(f"expected names of classes, found {some}, which would become classes")
+    listing = list_tree(src, labels, told=told, scan=scan)
+    found: dict[str, list[Found]] = {}
+    for split, ones in listing.found.items():
+        at = (one.place if isinstance(one.place, bytes) else one.key for one in ones)
+        found[split] = [one._replace(place=paths[os.fsdecode(path)]) for one, path in zip(ones, at, strict=True)]
+    note = f"{src.name}: the folders in {first_of(list(parts), 3)}"
+    known = replace(listing.known, origin=FileOrigin(folder), notes=(note,))
+    # Folders in an archive are no SRC, and no `--masks`.
+    readings = [one for one in listing.readings if one.src is None and set(one.options) == {"--labels"}]
+    doubts = [*listing.doubts, "unpack it to convert some of its folders"] if listing.doubts else ()
+    return replace(listing, found=found, known=known, doubts=doubts, readings=readings)
+
+
+def _path(archive: str, word: str, is_above: bool, name: str) -> str:
+    """Returns the path of an image below the folder for its split, and with `is_above` below one for its archive."""
+    first, _, rest = name.partition("/")
+    if word and rest and split_name(first) == split_name(word):
+        name = rest
+    above = os.path.splitext(os.path.basename(archive) if word else archive)[0]
+    return "/".join(filter(None, (word, above if is_above else "", name)))
+
+
+def _stem(archive: str) -> str:
+    return os.path.splitext(os.path.basename(archive))[0]
+
+
+def _unwrapped(archive: str, names: Mapping[str, Place]) -> Mapping[str, Place]:
+    """Returns the images without folders around all of them, unless such a folder is a split or their only class."""
+    while len(tops := {name.partition("/")[0] for name in names}) == 1 and all("/" in name for name in names):
+        (top,) = tops
+        if known_split(top) or (top != _stem(archive) and any(name.count("/") == 1 for name in names)):
+            break
+        names = {name.partition("/")[2]: place for name, place in names.items()}
+    return names
+
+
+class _Members(Scan):
+    """Scans the paths in archives."""
+
+    def __init__(self, root: Path, folder: Path, paths: Mapping[str, Place], ignored: Ignored) -> None:
+        super().__init__(root, "images")
+        self.ignored, self._folder, self._paths = ignored, folder, paths
+        self.disk = Disk(lambda path: False, self._look, lambda path: ())
+        self._folders: dict[str, set[str]] = defaultdict(set)
+        self._files: dict[str, list[str]] = defaultdict(list)
+        for path in sorted(paths):
+            above, _, name = path.rpartition("/")
+            self._files[above].append(name)
+            while above and above not in self._folders[parent := above.rpartition("/")[0]]:
+                self._folders[parent].add(above)
+                above = parent
+
+    def identity(self, folder: Path) -> tuple[int, int]:
+        return 0, 0
+
+    def _inside(self, path: Path) -> str:
+        return str(path)[len(str(self.root)) + 1 :]
+
+    def _look(self, path: Path) -> tuple[bool, tuple[int, int]] | None:
+        place = self._paths[self._inside(path)]
+        assert isinstance(place, Extent)
+        with contextlib.suppress(DecodeError):
+            return look(io.BytesIO(read_file(self._folder / os.fsdecode(place.file), place)))
+        return None
+
+    def list(self, folder: Path) -> tuple[list[str], list[str]]:
+        here = self._inside(folder)
+        return sorted(map(os.path.basename, self._folders[here])), self._files[here]
+
+    def has_folders(self, folder: Path) -> bool:
+        return bool(self.list(folder)[0])
+
+    def files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
+        pending = [self._inside(top)]
+        while pending:
+            here = pending.pop()
+            pending += self._folders[here]
+            for name in self._files[here]:
+                yield str(self.root / here), name
