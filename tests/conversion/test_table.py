@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from folders import put
 from pictures import random_jpeg
@@ -172,6 +174,7 @@ def test_a_file_that_is_not_there_is_a_source_that_is_refused(folder: Path) -> N
     found = listed(folder, "a/1.jpg 0\ngone.jpg 1\n")
     with pytest.raises(DecodeError, match=r"^unreadable: No such file or directory$"):
         found.origin.read(found.splits["train"][1])
+    assert len(rows(listed(folder, f"a/1.jpg 0\n{'a/' * 2000}gone.jpg 1\n"))) == 2
 
 
 # --- columns that are named or guessed, other labels, other files -----------------------------------------------------
@@ -189,7 +192,7 @@ def test_a_suffix_that_finds_the_files_is_added_and_the_only_other_column_is_the
     found = listed(folder, "image_id,breed\n1,pug\n2,akita\n", "train.csv", root=folder / "a")
     assert rows(found) == [(b"1.jpg", 1), (b"2.jpg", 0)]
     assert found.classes == ("akita", "pug")
-    assert found.notes == ("train.csv: paths from 'image_id', labels from 'breed' (2 classes)",)
+    assert found.notes == ("train.csv: paths from 'image_id', labels from 'breed'",)
     assert found.origin.read(found.splits["train"][1]) == b"x"
 
 
@@ -331,6 +334,38 @@ def test_options_say_what_a_cell_means(name: str, folder: Path) -> None:
     assert sum(found.ignored.values()) == 2 - len(labels)
 
 
+@pytest.mark.parametrize(
+    ("cells", "labels", "classes", "expected"),
+    [
+        ("[1, 2] [0, 2]", "classes", ("0", "1", "2"), [(0, 1, 1), (1, 0, 1)]),
+        ("[1, 2] [0, 2]", "numbers", (), [(1, 2), (0, 2)]),
+        ('["1","0.5"] [0,2]', "numbers", (), [(1, 0.5), (0, 2)]),
+    ],
+)
+def test_options_say_what_lists_mean(
+    cells: str, labels: Any, classes: tuple[str, ...], expected: list[Any], folder: Path
+) -> None:
+    lines = (f'{{"path": "a/{n}.jpg", "label": {cell}}}' for n, cell in enumerate(re.findall(r"\[.*?\]", cells), 1))
+    (folder / "t.jsonl").write_text("\n".join(lines))
+    found = collect(folder / "t.jsonl", ConvertOptions(labels=labels))
+    assert (found.classes, [label for _, label in rows(found)]) == (classes, expected)
+    assert f"labels are float32, {len(expected[0])} numbers each" in found.notes
+
+
+def test_names_in_both_unicode_forms_are_one_class(folder: Path) -> None:
+    found = listed(folder, f"path,label\na/1.jpg,{NFC}x\na/2.jpg,{NFD}x\nb/3.jpg,a\n", "l.csv")
+    assert (found.classes, [label for _, label in rows(found)]) == ((f"{NFC}x", "a"), [0, 0, 1])
+    text = f"path,label\na/1.jpg,{NFC}x\na/2.jpg,{NFD}x a\n"
+    assert listed(folder, text, "l.csv", label_separator=" ").classes == (f"{NFC}x", "a")
+
+
+def test_texts_in_parquet_may_be_bytes(folder: Path) -> None:
+    table = pa.table({"path": [b"a/1.jpg", b"a/2.jpg"], "label": [b"x", b"y"], "split": [b"train", None]})
+    pq.write_table(table, folder / "t.parquet")
+    found = collect(folder, ConvertOptions(table=folder / "t.parquet"))
+    assert (rows(found), found.classes) == ([(b"a/1.jpg", 0), (b"a/2.jpg", 1)], ("x", "y"))
+
+
 def test_a_row_without_a_label_is_a_doubt(folder: Path) -> None:
     (folder / "t.csv").write_text("path,label\na/1.jpg,x\na/2.jpg,n/a\n")
     with pytest.raises(DoubtError, match=r"a/2\.jpg") as caught:
@@ -359,7 +394,7 @@ def test_the_commands_of_a_doubt_keep_what_the_caller_gave(folder: Path) -> None
 
 def test_unused_columns_and_many_different_texts(folder: Path) -> None:
     found = listed(folder, "path,label,width,height\na/1.jpg,x,3,4\n", "l.csv")
-    assert found.notes == ("l.csv: paths from 'path', labels from 'label' (1 class), not used: 'width', 'height'",)
+    assert found.notes == ("l.csv: paths from 'path', labels from 'label', not used: 'width', 'height'",)
     put(folder, *(f"{i}.jpg" for i in range(30)))
     with pytest.raises(DoubtError, match="30 different texts"):
         listed(folder, "path,caption\n" + "".join(f"{i}.jpg,text {i}\n" for i in range(30)), "l.csv")
@@ -370,7 +405,8 @@ def test_a_flag_is_a_split_and_an_empty_cell_is_train_unless_the_folder_says_ano
     assert list(listed(folder, text, "l.csv", split_column="is_valid").splits) == ["train", "val"]
     put(folder, "val/1.jpg")
     text = "path,label,split\na/1.jpg,x,val\na/2.jpg,x,\n"
-    assert rows(listed(folder, text, "l.csv")) == [(b"a/2.jpg", 0)]
+    for cell in ("", "NaN"):
+        assert rows(listed(folder, text.replace("x,\n", f"x,{cell}\n"), "l.csv")) == [(b"a/2.jpg", 0)]
     with pytest.raises(DoubtError, match=r"line 4: expected a split, as the folder of 'val/1\.jpg' says 'val'"):
         listed(folder, text + "val/1.jpg,x,\n", "l.csv")
     (folder / "l.csv").write_text(text)
@@ -585,6 +621,8 @@ def test_a_coco_file_needs_one_category_for_each_image(folder: Path) -> None:
         ('path,label\na/1.jpg,x\na/2.jpg,"x\n3,y"\n', "one line"),
         ("path;label\na/1.jpg;1\na/2.jpg;0,5\n", "decimal point"),
         ("path,label\na/1.jpg,m/1.png\na/2.jpg,m/2.png\n", "path of an image"),
+        ("path,label\na/1.jpg,['x']\na/2.jpg,\"['x', 'y']\"\n", "JSON"),
+        ('{"path": "a/1.jpg", "label": ["x", ["y"]]}\n{"path": "a/2.jpg", "label": ["z"]}', "a list of names"),
     ],
 )
 def test_a_text_that_is_no_label_is_refused(text: str, word: str, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cache
 from itertools import chain
@@ -24,7 +25,6 @@ _EXACT = -(1 << 53), 1 << 53, "-2**53 to 2**53, as other cells are fractions or 
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 _AS_CLASSES = Reading("the labels are classes", {"--labels": "classes"})
-_AS_WRITTEN = Reading("the labels are classes as written", {"--labels": "classes"})
 _AS_NUMBERS = Reading("the labels are numbers", {"--labels": "numbers"})
 _SEVERAL = "a cell may have several labels"
 _SEPARATORS = ("|", ";", ",", " ")
@@ -35,6 +35,10 @@ _ODD: Sequence[tuple[Callable[[str], object], str]] = (
     (re.compile(r"""(?s)"[^"]*"|'[^']*'|[^"]*"([^"]*"[^"]*")*[^"]*""").fullmatch, "a label without stray quotes"),
     (re.compile(r"[\r\n]").search, "a label in one line"),
     (re.compile(r"[+-]?\d+,\d+").fullmatch, "a decimal point, or several labels with `--label-separator ,`"),
+    (
+        re.compile(r"(?s)\[.*\]").fullmatch,
+        "a label (lists are read from JSON and parquet, vectors also from several columns)",
+    ),
     (has_image_suffix, "a label, and not the path of an image (`--labels none` ignores it)"),
 )
 """Functions that are true for texts that are probably no labels, and what was expected instead."""
@@ -56,17 +60,20 @@ def read_labels(contents: Sequence[Contents], rows: Sequence[Row]) -> Labels:
         expected, found = (", ".join(one.label_names) for one in (labeled[0], labeled[-1]))
         raise SourceError(f"{labeled[-1].path}: expected labels from {expected}, as in other tables, found {found}")
     for row in rows:
-        if isinstance(row.label, dict):  # of JSON lines; its text would be a class name
-            row.refuse("a name, a number or a list of numbers as label", row.label)
+        if isinstance(row.label, dict):  # of JSON; its text would be a class name
+            row.refuse("a name, a number or a list of them as label", row.label)
         elif isinstance(row.label, str) and not row.table.table.label_separator and (expected := _odd(row.label)):
             row.refuse(expected, row.label)
     if len(labeled[0].label_names) > 1:
         return labeled[0].label_names, _vectors(rows)
     first, option = labeled[0], labeled[0].labels
     lists = [row.label for row in rows if isinstance(row.label, (list, tuple))]
-    if first.table.label_separator or any(isinstance(part, str) for part in chain.from_iterable(lists)):
+    have_names = option == "classes" or any(isinstance(part, str) for part in chain.from_iterable(lists))
+    if option != "numbers" and (first.table.label_separator or (lists and have_names)):
         return _several(rows, first)
     texts = [None if row.label is None else _text(row.label) for row in rows]
+    spelled: dict[str, str] = {}  # as in the first row, by what is the same in NFC and NFD
+    texts = [text and spelled.setdefault(unicodedata.normalize("NFC", text), text) for text in texts]
     distinct = {text for text in texts if text}
     numbers = whole_numbers(distinct)
     if not lists and option is None:
@@ -100,9 +107,9 @@ def _doubt(content: Contents, texts: Set[str], numbers: Mapping[str, int], num_r
     has_gap = bool(values) and (min(values) not in (0, 1) or len(values) <= max(values) - min(values))
     doubts = (
         (content.is_guessed and texts and is_unlike, kinds, (column_reading(name), UNLABELED)),
-        (whole, f"{whole!r} beside its parts", (_AS_WRITTEN, Reading(_SEVERAL, {"--label-separator": separator}))),
-        (codes, f"numbers such as {codes[:1]} among names", (_AS_WRITTEN,)),
-        (_written_apart(numbers), f"a number written in several ways, as in {some}", (_AS_WRITTEN, _AS_NUMBERS)),
+        (whole, f"{whole!r} beside its parts", (_AS_CLASSES, Reading(_SEVERAL, {"--label-separator": separator}))),
+        (codes, f"numbers such as {codes[:1]} among names", (_AS_CLASSES,)),
+        (_written_apart(numbers), f"a number written in several ways, as in {some}", (_AS_CLASSES, _AS_NUMBERS)),
         (has_gap, f"whole numbers with gaps and a decimal point, such as {some}", (_AS_CLASSES, _AS_NUMBERS)),
     )
     for is_doubt, found, readings in doubts:
@@ -116,9 +123,11 @@ def _several(rows: Sequence[Row], content: Contents) -> Labels:
     found: list[frozenset[str] | None] = []
     for row in rows:
         cells = row.label if isinstance(row.label, (list, tuple)) else [row.label]
+        if any(isinstance(cell, (dict, list)) for cell in cells):
+            row.refuse("a list of names or numbers as label", row.label)
         texts = [_text(cell) for cell in cells if cell is not None]
         parts = chain.from_iterable(text.split(separator) if separator else [text] for text in texts)
-        found.append(frozenset(part.strip() for part in parts if part.strip()) or None)
+        found.append(frozenset(unicodedata.normalize("NFC", part.strip()) for part in parts if part.strip()) or None)
     names: Sequence[str] = sorted(frozenset().union(*filter(None, found)))
     if all(name.isdecimal() and name == str(int(name)) for name in names):
         names = numbers_up_to(0, max(map(int, names), default=-1))

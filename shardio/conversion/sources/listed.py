@@ -21,11 +21,11 @@ from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.options import EmptyClasses, Labels
 from shardio.conversion.sources.cells import read_column, read_labels
 from shardio.conversion.sources.collection import Collection, ColumnTable, Fault, FileOrigin, Source
-from shardio.conversion.sources.doubt import DoubtError, Reading
+from shardio.conversion.sources.doubt import DoubtError
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.lookup import find_pictures, fold, tidy
 from shardio.conversion.sources.names import DEFAULT_SPLIT, Outside, clutter, in_split_order, known_split
-from shardio.conversion.sources.table import NO_SPLITS, Contents, Row, Table, read_table
+from shardio.conversion.sources.table import WITHOUT_SPLITS, Contents, Row, Table, read_table
 from shardio.errors import SourceError, counted
 
 
@@ -56,21 +56,12 @@ class _Rows(Listing):
 
     def collect(self, labels: Labels | None = None, empty_classes: EmptyClasses = "keep") -> Collection:
         collection = super().collect(labels, empty_classes)
-        kind = ""
-        if any(content.label_names for content in self.tables):
-            given = (source.label for sources in collection.splits.values() for source in sources)
-            first = next((label for label in given if label is not None), None)
-            kind = f" ({counted(len(collection.classes), 'class')})"
-            if isinstance(first, tuple):
-                kind = f" (float32, {counted(len(first), 'number')})"
-        notes = tuple(
-            f"{content.path.name}: {note}"
-            for content in self.tables
-            for note in (content.note + kind + content.rest, *content.notes)
-        )
+        notes = [f"{content.path.name}: {note}" for content in self.tables for note in content.notes]
+        everything = list(chain.from_iterable(self.found.values()))
+        if vector := next((one.label for one in everything if isinstance(one.label, tuple)), None):
+            notes.append(f"labels are float32, {counted(len(vector), 'number')} each")
         columns = self._columns() if any(content.columns for content in self.tables) else None
-        rows = (one for one in chain.from_iterable(self.found.values()) if one.where is not None)
-        groups = {one.key: one.where.group for one in rows if one.where.group}
+        groups = {one.key: one.where.group for one in everything if one.where and one.where.group}
         return replace(collection, notes=(*collection.notes, *notes), columns=columns, groups=groups)
 
     def _columns(self) -> ColumnTable:
@@ -117,9 +108,10 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
     @cache
     def folders(path: str) -> Set[str]:
         """Returns the folders that may be meant by a path."""
-        above, name = os.path.split(path)
-        ups = folders(above) if name else ()
-        return {path, *(os.path.join(up, one) for up in ups for one in names(up).get(fold(name), ()))}
+        found = {"/" if os.path.isabs(path) else ""}
+        for name in filter(None, path.split("/")):
+            found = {os.path.join(up, one) for up in found for one in (name, *names(up).get(fold(name), ()))}
+        return found
 
     def near(paths: Iterable[str]) -> Iterator[str]:
         above = {os.path.dirname(way(path)) for path in paths for way in (os.path.normpath, tidy)}
@@ -169,9 +161,8 @@ def _splits_of_folders(content: Contents, keys: Sequence[str]) -> Sequence[str]:
         return [""] * len(keys)
     if not all(named):
         found = f"folders of several splits in some paths, but not in others, such as {keys[named.index('')]!r}"
-        one = Reading("all rows are of one split", {"--split-column": NO_SPLITS})
-        raise DoubtError(content.path, f"expected a column of splits, found {found}", [one])
-    content.note += ", splits from the folders in paths"
+        raise DoubtError(content.path, f"expected a column of splits, found {found}", [WITHOUT_SPLITS])
+    content.notes.append("splits from the folders in paths")
     return named
 
 
@@ -257,7 +248,7 @@ def _check_split(row: Row, split: str) -> None:
             row.table.path,
             f"{row.table.faults.word} {row.line}: expected a split, as the folder of {row.path!r} says {split!r}, "
             "found an empty cell: fill it in",
-            [Reading("no column has the splits", {"--split-column": NO_SPLITS})],
+            [WITHOUT_SPLITS],
         )
 
 

@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import csv
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from shardio.conversion.images.headers import has_image_suffix
+from shardio.conversion.sources.names import is_number
 from shardio.errors import SourceError, counted, show
 from shardio.format.parse import first_repeated
 from shardio.sets.given import open_parquet, read_batches
@@ -21,7 +23,6 @@ _MAX_LINE_NBYTES = 1 << 16
 _MOST_KEPT, _MOST_SHOWN = 1000, 10
 
 _DELIMITERS = ",\t;|"
-_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?", re.ASCII)
 # JSON can name half of a character. os.fsdecode uses the other surrogates for bytes that are not UTF-8.
 _HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
@@ -73,7 +74,7 @@ def read_rows(path: Path, known: Sequence[str], *, unlabeled: bool = False) -> t
     faults = Faults(path, "line")
     first = next((line for line in _lines(path) if line.strip()), "")
     *numbers, last = first.rstrip().split("\t")
-    if len(numbers) > 1 and all(map(_NUMBER.fullmatch, numbers)) and has_image_suffix(last):  # MXNet's list
+    if len(numbers) > 1 and all(map(is_number, numbers)) and has_image_suffix(last):  # MXNet's list
         labels = ["label"] if len(numbers) == 2 else [f"label_{number}" for number in range(len(numbers) - 1)]
         return ["index", *labels, "path"], _csv_rows(path, "\t", len(numbers) + 1, faults, csv.QUOTE_NONE), faults
     delimiter, names = _sniff(path, known)
@@ -152,9 +153,16 @@ def _parquet_rows(path: Path) -> Rows:
     with open_parquet(path) as file:
         number = 0
         for batch in read_batches(path, file):
-            for cells in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            for cells in zip(*map(_values, batch.columns), strict=True):
                 yield number, list(cells)
                 number += 1
+
+
+def _values(column: Any) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    if "binary" in str(column.type):  # texts
+        return [os.fsdecode(value) if isinstance(value, bytes) else value for value in values]
+    return values
 
 
 def _listed_rows(path: Path, num_labels: int, known: Sequence[str], faults: Faults) -> Rows:

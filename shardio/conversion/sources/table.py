@@ -34,6 +34,7 @@ OF_TABLES = ("classes", "numbers")
 """The values of the option `labels` that say what the labels of a table are."""
 NO_SPLITS = "none"
 """The `split_column` of a table without splits."""
+WITHOUT_SPLITS = Reading("no column has the splits", {"--split-column": NO_SPLITS})
 MOST_SPLITS = 20
 _FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
 # How programs write that there is no label.
@@ -138,12 +139,8 @@ class Contents:
     """The option `labels`."""
     is_guessed: bool
     """Whether the column of labels is only the one that is left."""
-    note: str = ""
-    """Says which columns are read as paths and labels."""
-    rest: str = ""
-    """Says which columns are read as splits, and which are not used."""
     notes: list[str] = field(default_factory=list)
-    """What else was done, such as how paths were read."""
+    """Which columns are used and how, and how paths are read."""
     rows: list[Row] = field(default_factory=list)
     without_split: set[int] = field(default_factory=set)
     """The lines whose cell in the column of splits is empty."""
@@ -173,29 +170,29 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
             check_kind(check_array_name(name), "array", RowType("<f8", ()), None)
         except ValueError as error:
             raise SourceError(f"{table.path}: column {name!r}: {error}") from None
-    given = {} if labels == "none" else _label_columns(table, names)
+    given = {name: _existing(table, names, name) for name in table.label_columns if labels != "none"}
+    if not given and labels != "none" and (one := _column(table, names, "label", "", LABEL_COLUMNS)) is not None:
+        given = {names[one]: one}
     used = {path, splits, group, *given.values(), *stored.values()}
     unused = {name: number for number, name in enumerate(names) if number not in used and not _is_index(name)}
     guess = list(unused) if labels != "none" and not (given or stored) else []
     found = given or {name: _existing(table, names, name) for name in guess[: len(guess) == 1]}
     content = Contents(table, faults, tuple(found), tuple(stored), labels, is_guessed=bool(guess))
-    values: dict[str, set[str]] = {name: set() for name in unused}
+    few: dict[str, set[str]] = {name: set() for name in unused}  # the values of columns that have few
     (old, new), replaced = table.prefix, 0
     first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
     for line, cells in rows:
-        for column, seen in list(values.items()):
-            if (value := str(cells[unused[column]])) not in seen:
-                seen.add(value)
-                if len(seen) > MOST_SPLITS:
-                    del values[column]
-        cell, word = "", ""
-        if splits is not None and (cell := present(cells[splits])) is not None:
-            word = split_of_flag(names[splits], cell)
-        elif splits is not None:
-            word = split or DEFAULT_SPLIT
+        for column, seen in list(few.items()):
+            seen.add(str(cells[unused[column]]))
+            if len(seen) > MOST_SPLITS:
+                del few[column]
+        word = cell = ""
+        if splits is not None:
+            cell = present(cells[splits], MISSING)
+            word = split or DEFAULT_SPLIT if cell is None else split_of_flag(names[splits], cell)
         where, name = cells[path], split_name(word)
         known, there = first.setdefault(name, (word, line))
-        text = "" if where is None else os.fsdecode(where) if isinstance(where, bytes) else str(where)
+        text = "" if where is None else str(where)
         if old and text.startswith((f"{old}/", f"{old}\\")):
             text, replaced = os.path.join(new, text[len(old) :].lstrip("/\\")), replaced + 1
         if not text or "\0" in text or len(os.fsencode(text)) > _MAX_PATH_NBYTES:
@@ -211,21 +208,21 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
         else:
             if cell is None:
                 content.without_split.add(line)
-            one = tuple(present(cells[number], MISSING) for number in found.values())
-            label = None if all(value is None for value in one) else one if len(one) > 1 else one[0]
+            values = tuple(present(cells[number], MISSING) for number in found.values())
+            label = None if all(value is None for value in values) else values if len(values) > 1 else values[0]
             numbers = tuple(cells[number] for number in stored.values())
             belongs = "" if group is None else str(present(cells[group]))
             content.rows.append(Row(content, line, text, name, label, numbers, belongs))
     if has_splits and splits is None:
-        doubt_splits(table.path, {name: seen - {"", "None", "nan"} for name, seen in values.items()}, split)
+        doubt_splits(table.path, {name: seen - {"", "None", "nan"} for name, seen in few.items()}, split)
     if len(guess) > 1:
-        likely = sorted(guess, key=lambda name: len(values.get(name, ())) < 2)[:3]
+        likely = sorted(guess, key=lambda name: len(few.get(name, ())) < 2)[:3]
         columns = [column_reading(name) for name in likely]
         raise DoubtError(table.path, f"expected one column of labels, found {listed(guess)}", [*columns, UNLABELED])
-    content.note = f"paths from {names[path]!r}, {f'labels from {listed(found)}' if found else 'no labels'}"
-    content.rest += "" if splits is None else f", splits from {names[splits]!r}"
-    if left := [name for name in unused if name not in found]:
-        content.rest += f", not used: {listed(left)}"
+    note = f"paths from {names[path]!r}, {f'labels from {listed(found)}' if found else 'no labels'}"
+    note += "" if splits is None else f", splits from {names[splits]!r}"
+    left = [name for name in unused if name not in found]
+    content.notes.append(f"{note}, not used: {listed(left)}" if left else note)
     if replaced:
         content.notes.append(f"in {counted(replaced, 'row')}, {old!r} at the beginning of paths is replaced")
     elif old and content.rows:
@@ -241,9 +238,8 @@ def doubt_splits(src: Path, values: Mapping[str, Set[str]], split: str) -> None:
         is_named = not split and len(seen) > 1 and bool(_SPLIT_LIKE.fullmatch(plain))
         known = [{known_split(part.lower()) for part in _WORD.findall(word)} - {""} for word in seen]
         if is_named or (all(known) and set().union(*known) - {split or DEFAULT_SPLIT}):
-            none = Reading("no column has the splits", {"--split-column": NO_SPLITS})
             found = f"expected to know whether the column {name!r} has splits, found {listed(sorted(seen))}"
-            raise DoubtError(src, found, [column_reading(name, "split"), none])
+            raise DoubtError(src, found, [column_reading(name, "split"), WITHOUT_SPLITS])
 
 
 def split_of_flag(name: str, cell: object) -> str:
@@ -296,12 +292,3 @@ def _column(table: Table, names: Sequence[str], what: str, given: str, known: tu
         readings = [column_reading(names[lower.index(name)], what) for name in found[:3]]
         raise DoubtError(table.path, f"expected one column of {what}s, found {', '.join(found)}", readings)
     return lower.index(found[0]) if found else None
-
-
-def _label_columns(table: Table, names: Sequence[str]) -> dict[str, int]:
-    """Returns the index of each column of labels, by the column's name; {} if no option and no name says it."""
-    if table.label_columns:
-        return {name: _existing(table, names, name) for name in table.label_columns}
-    if (label := _column(table, names, "label", "", LABEL_COLUMNS)) is not None:
-        return {names[label]: label}
-    return {}
