@@ -269,7 +269,7 @@ def _verdict(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
 @click.command(short_help="Make damaged files of a set again.")
 @set_argument
 @click.argument("src", type=folder)
-@convert_options("source", "masks", "mask_suffix", "workers")
+@convert_options("source", "masks", "workers")
 @table_options
 @json_option
 def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:

@@ -72,7 +72,7 @@ def check(src: Src, out: Path | None, options: ConvertOptions) -> None:
         if options.arrays:
             raise ValueError("`arrays` declares arrays of a dataset's items, but `src` is a path: leave `arrays` out")
     else:
-        for name in ("source", "masks", "labels", "empty_classes"):
+        for name in ("source", "masks", "labels", "unlabeled", "empty_classes"):
             if getattr(options, name) != getattr(ConvertOptions, name):
                 raise ValueError(f"`{name}` is for images in files, but `src` is a dataset: leave `{name}` out")
     if out is not None:
@@ -152,20 +152,17 @@ def read_again(src: Path, keys: Set[bytes]) -> Collection:
     for given, labels in tries:  # which grows
         try:
             found = collect(given, ConvertOptions(labels=labels))
-        except DoubtError as doubt:
+            last: Collection | SourceError = found
+            if found.kind != "parquet" or any(one.key in keys for one in chain(*found.splits.values())):
+                break
+        except SourceError as error:
+            last = error
             table = given if isinstance(given, Table) else Table(src)
-            for one in doubt.readings:
+            for one in error.readings if isinstance(error, DoubtError) else ():
                 if isinstance(column := one.options.get("--label-column"), str):
                     tries.append((replace(table, label_columns=[column]), labels))
                 elif isinstance(column := one.options.get("--split-column"), str):
                     tries.append((replace(table, split_column=column), labels))
-            last: Collection | SourceError = doubt
-        except SourceError as error:
-            last = error
-        else:
-            last = found
-            if found.kind != "parquet" or any(one.key in keys for one in chain(*found.splits.values())):
-                break
     if isinstance(last, SourceError):
         raise last
     return last
@@ -183,18 +180,22 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
         raise ValueError("`masks` is for images, but SRC has only arrays: leave `masks` out")
     folder, suffix = Path(os.path.abspath(options.masks)), options.mask_suffix
     origin = replace(collection.origin, masks=folder, mask_suffix=suffix)
-    if getattr(origin, "folder", None) == folder:  # pictures and masks in one folder
-        new = os.fsencode(suffix.rpartition("=")[2])
-        if not new:
+    if os.path.realpath(getattr(origin, "folder", os.devnull)) == os.path.realpath(folder):
+        if not (new := os.fsencode(suffix.rpartition("=")[2])):
             raise ValueError(f"{folder}: each picture would be its own mask: pass `mask_suffix`, such as _mask")
-        splits, ignored = {}, collection.ignored.copy()
-        for split, some in collection.splits.items():
-            splits[split] = tuple(one for one in some if not os.path.splitext(one.key)[0].endswith(new))
-            if not splits[split]:
-                raise SourceError(f"{folder}: split {split!r}: expected pictures, found only names as of masks")
-            if lacking := len(some) - len(splits[split]):
-                ignored.add("mask of another picture", f"names that end with {os.fsdecode(new)}", lacking)
-        collection = replace(collection, splits=splits, ignored=ignored)
+        found = {
+            source.key
+            for source in chain.from_iterable(collection.splits.values())
+            if os.path.splitext(source.key)[0].endswith(new)
+        }
+        splits = {
+            split: tuple(one for one in some if one.key not in found) for split, some in collection.splits.items()
+        }
+        if not all(splits.values()):
+            raise SourceError(f"{folder}: expected pictures in each split, found only names that end with {suffix}")
+        if found:
+            collection.ignored.add("mask of another picture", min(found), len(found))
+        collection = replace(collection, splits=splits)
     first: DecodeError | None = None
     for source in islice(chain.from_iterable(collection.splits.values()), _MOST_TRIED):
         try:

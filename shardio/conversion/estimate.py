@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from shardio.conversion.options import ConvertOptions, Pixels, count_bad, count_
 from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.records import Reject
 from shardio.conversion.report import describe, describe_facts
-from shardio.conversion.sources.collection import Collection, DatasetItem, Origin, Source
+from shardio.conversion.sources.collection import DatasetItem, Origin, Source
 from shardio.conversion.task import PreparedSample, prepare
 from shardio.errors import ConvertError
 from shardio.sets.names import check_local
@@ -33,18 +33,10 @@ from shardio.sets.names import check_local
 _MOST_READ_AHEAD = 128
 
 
-class ClassSize(NamedTuple):
-    name: str
-    num_sources: int
-
-
 @dataclass(frozen=True)
 class SplitEstimate:
     num_sources: int
     num_shards: int
-    smallest: ClassSize | None
-    largest: ClassSize | None
-    """`smallest` and `largest` are None if the split has no integer labels, or the collection has no class names."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +138,7 @@ def estimate(
         source=collection.kind,
         num_sources=len(listed),
         num_classes=len(collection.classes),
-        splits={name: _describe(collection, name, shards[name]) for name in collection.splits},
+        splits={name: SplitEstimate(len(some), shards[name]) for name, some in collection.splits.items()},
         notes=(*describe(collection), *describe_facts(facts, f" (of {len(outcomes):,} that were tried)")),
         ignored=dict(collection.ignored),
         source_nbytes=collection.origin.nbytes(listed),
@@ -164,16 +156,6 @@ def estimate(
         images_per_second=rate,
         seconds=len(listed) / rate,
     )
-
-
-def _describe(collection: Collection, split: str, num_shards: int) -> SplitEstimate:
-    sources, classes = collection.splits[split], collection.classes
-    labels = [source.label for source in sources if isinstance(source.label, int)]
-    if not labels or not classes:
-        return SplitEstimate(len(sources), num_shards, None, None)
-    counts = np.bincount(labels, minlength=len(classes))
-    smallest, largest = (ClassSize(classes[int(i)], int(counts[i])) for i in (counts.argmin(), counts.argmax()))
-    return SplitEstimate(len(sources), num_shards, smallest, largest)
 
 
 def _measure(

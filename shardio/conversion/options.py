@@ -33,8 +33,10 @@ StoredOrder = Literal["shuffled", "source"]
 Size = int | tuple[int, int]
 
 # The options that decide the bytes of the set. Those of images do not matter to samples without pixels.
-_OF_IMAGES = ("size", "fit", "resample", "quality", "exif_rotate", "background", "pixels")
+_OF_IMAGES = ("size", "fit", "resample", "quality", "exif_rotate", "background", "pixels", "mask_suffix")
 _OF_ARRAYS = ("shard_size", "order", "seed", "val")
+# Those that a manifest has only if they are given.
+_RARE = ("val", "mask_suffix")
 # What a manifest calls them.
 _DESCRIBED = {"shard_size": "shard_nbytes"}
 
@@ -215,22 +217,26 @@ class ConvertOptions:
 
     def describe(self) -> dict[str, Any]:
         """Returns the options that decide the bytes of the set, as JSON values."""
-        names = ("size", *_OF_ARRAYS) if self.size is None else (*_OF_IMAGES, *_OF_ARRAYS)
-        found = {name: getattr(self, name) for name in names if name != "val" or self.val is not None}
+        found = {name: getattr(self, name) for name in _deciding(self.size)}
+        found = {name: value for name, value in found.items() if value or name not in _RARE}
         described: dict[str, Any] = json.loads(json.dumps({_DESCRIBED.get(name, name): found[name] for name in found}))
         return described
 
     def as_described(self, values: Mapping[str, Any]) -> "ConvertOptions":
         """Returns these options, changed to the result `values` of `describe`. Raises ValueError for other `values`."""
         try:
-            names = ("size", *_OF_ARRAYS) if values["size"] is None else (*_OF_IMAGES, *_OF_ARRAYS)
-            values = {"pixels": "rgb", "val": None, **values}  # sets made before there were others do not say it
-            given = {name: values[_DESCRIBED.get(name, name)] for name in names}
+            # Sets made before there were other pixels do not say it.
+            values = {name: getattr(ConvertOptions, name) for name in ("pixels", *_RARE)} | dict(values)
+            given = {name: values[_DESCRIBED.get(name, name)] for name in _deciding(values["size"])}
             tuples = {name: tuple(given[name]) for name in ("size", "background") if given["size"] is not None}
             return replace(self, **given | tuples)
         except (KeyError, TypeError) as error:
             found = show(dict(values))
             raise ValueError(f"expected the options of a conversion, found {found}: {show(error)}") from None
+
+
+def _deciding(size: object) -> tuple[str, ...]:
+    return ("size", *_OF_ARRAYS) if size is None else (*_OF_IMAGES, *_OF_ARRAYS)
 
 
 def literal_of(one: "Field[Any]") -> Any:

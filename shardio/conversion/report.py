@@ -157,8 +157,6 @@ def report_work(
     for split, record in done:
         samples[split] += len(record.rows)
     files = [record.files for _, record in done if record.files]
-    has_array = {task.split for task in plan.tasks for spec in task.arrays if spec.name == LABELS_NAME}
-    labeled = has_array | {task.split for task in plan.tasks if task.has_label}
     noted = [source for _, record in done for source in record.mended]
     return ConvertReport(
         out=str(plan.out),
@@ -176,7 +174,7 @@ def report_work(
         num_converted=progress.done - progress.kept,
         notes=(*describe(plan.collection, labels), *describe_facts(facts)),
         facts=dict(+facts),
-        unlabeled=tuple(split for split in plan.collection.splits if split not in labeled),
+        unlabeled=tuple(split for split in plan.collection.splits if not _is_labeled(plan.collection, split)),
     )
 
 
@@ -189,6 +187,10 @@ _LABELS_FROM = {
     "dataset": "the items",
 }
 """Where labels come from, by kind of storage, if no note says it."""
+
+
+def _is_labeled(scanned: Scanned, split: str) -> bool:
+    return scanned.splits[split][0].label is not None or LABELS_NAME in [one.name for one in scanned.arrays]
 
 
 def describe(scanned: Scanned, labels: Mapping[str, NDArray[np.int64]] | None = None) -> Iterator[str]:
@@ -210,8 +212,7 @@ def describe(scanned: Scanned, labels: Mapping[str, NDArray[np.int64]] | None = 
         is_noted = scanned.kind not in _LABELS_FROM or any("labels" in note for note in scanned.notes)
         yield f"{counted(len(classes), 'class')}, {names}{'' if is_noted else f', from {_LABELS_FROM[scanned.kind]}'}"
     for split, found in labels.items():
-        is_labeled = scanned.splits[split][0].label is not None or LABELS_NAME in [one.name for one in scanned.arrays]
-        sizes = "" if is_labeled else ", without labels"
+        sizes = "" if _is_labeled(scanned, split) else ", without labels"
         if classes and found.size:
             counts = np.bincount(found, minlength=len(classes))
             least, most = int(counts.argmin()), int(counts.argmax())

@@ -130,10 +130,9 @@ def test_the_smallest_and_the_largest_class_are_named_and_empty_ones_count(image
     for path in sorted((tree / "train" / "n02012849").iterdir())[:2]:
         path.unlink()
     options = {**OPTIONS, "empty_classes": "keep", "seconds": 0.01}
-    train = estimate(tree, **options).splits["train"]
-    assert train.smallest == ("n99999999", 0)
-    assert train.largest == ("n01440764", 5)
-    assert estimate(tree, **options).num_classes == 5
+    found = estimate(tree, **options)
+    assert any("0 (n99999999) to 5 (n01440764) of a class" in note for note in found.notes)
+    assert found.num_classes == 5
 
 
 @pytest.mark.parametrize("workers", [1, 9])

@@ -78,7 +78,7 @@ def test_both_commands_that_a_refusal_names_work_and_their_sets_are_repaired(tmp
         assert convert(src, out, **OPTIONS, labels=labels).num_converted == 0
         (out / "test-00000.npy").unlink()
         assert repair(out, src, workers=1).repaired == ("test-00000.npy",)
-        assert estimate(src, seconds=0.01, labels=labels).splits["test"].largest is None
+        assert any(re.search("^test: .* without labels$", one) for one in estimate(src, labels=labels).notes)
 
 
 def test_a_command_that_does_not_do_what_its_sentence_says_fails_the_test(tmp_path: Path) -> None:

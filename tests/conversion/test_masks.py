@@ -23,6 +23,7 @@ from shardio.conversion.convert import convert
 from shardio.conversion.estimate import estimate
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.images.mask import decode_mask
+from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import UNREADABLE
 from shardio.conversion.sources.table import Table
 from shardio.errors import ConvertError, DecodeError, SourceError
@@ -185,6 +186,11 @@ DEEP_COLOR = b"\x89PNG\r\n\x1a\n" + b"".join(
             "unsupported",
             "of color",
         ),
+        (
+            encode(Image.new("L", (4, 4)), "PNG", save_all=True, append_images=[Image.new("L", (4, 4), 9)]),
+            "unsupported",
+            "a PNG of several pictures",
+        ),
         (b"P5 1 1 255\n\0", "unsupported", "found another file"),
         (encode(np.zeros((4, 4, 3), np.uint8), "WEBP"), "unsupported", "a WebP that is lossy"),
         (encode(random_picture(np.random.default_rng(0), 8, 8), "WEBP", lossless=True), "unsupported", "of color"),
@@ -274,8 +280,9 @@ def test_a_wrong_folder_of_masks_is_an_error_before_anything_is_written(tmp_path
         convert(src, tmp_path / "out", masks=tmp_path / "empty", size=16)
     with pytest.raises(ConvertError, match="one inside the other"):
         convert(src, folder / "out", masks=folder, size=16)
-    with pytest.raises(ValueError, match="`src` is a dataset"):
-        convert([(gray(0, 8, 8), 0)], tmp_path / "out", masks=folder, size=16)
+    for given in ({"masks": folder}, {"unlabeled": "skip"}):
+        with pytest.raises(ValueError, match="`src` is a dataset"):
+            convert([(gray(0, 8, 8), 0)], tmp_path / "out", size=16, **given)
     assert not (tmp_path / "out").exists()
 
 
@@ -332,10 +339,28 @@ def test_masks_in_the_folders_of_the_pictures_are_no_pictures(tmp_path: Path) ->
     assert report.ignored == {"mask of another picture": len(masks)}
     for key, mask in masks_of(open_shards(tmp_path / "out")).items():
         assert np.array_equal(mask, plain_nearest(masks[key], Fit((16, 16))))
-    with pytest.raises(ValueError, match="its own mask"):
-        convert(src, tmp_path / "own", masks=src, size=16)
+    (tmp_path / "link").symlink_to(src)
+    for folder in (src, tmp_path / "link"):
+        with pytest.raises(ValueError, match="its own mask"):
+            convert(src, tmp_path / "own", masks=folder, labels="folders", size=16)
     with pytest.raises(ValueError, match="pass `masks`"):
         convert(src, tmp_path / "own", mask_suffix="_mask", size=16)
+
+
+def test_masks_that_end_otherwise_are_another_set(tmp_path: Path) -> None:
+    src, folder, masks = make_tree(tmp_path)
+    for key, mask in masks.items():
+        for i, ending in enumerate(("_a", "_b")):
+            put(folder / f"{key[:-4]}{ending}.png", encode(mask // 2 + np.uint8(i), "PNG"))
+    out, options = tmp_path / "out", {"masks": folder, "size": 16, "workers": 1}
+    convert(src, out, mask_suffix="_a", **options)
+    with pytest.raises(ConvertError, match="mask_suffix '_a', here '_b'"):
+        convert(src, out, mask_suffix="_b", **options)
+    file = next(out.glob("*mask*.npy"))
+    made = file.read_bytes()
+    file.unlink()
+    repair(out, src, masks=folder, workers=1)
+    assert file.read_bytes() == made
 
 
 def test_plan_counts_masks_and_refuses_what_convert_would(tmp_path: Path) -> None:

@@ -51,14 +51,15 @@ def _decode(data: bytes) -> Picture:
         check_pixels(header.width, header.height)
         # Optimizers make gray of 2 and 4 bits from eight, and scale what it means; other programs write numbers.
         is_scaled = header.color_type == GRAY and header.depth in (2, 4)
-        picture = Picture(load_png(data), is_deep=header.depth > 8, is_scaled=is_scaled)
+        image = load_png(data)
+        picture = Picture(image, image.is_animated, is_deep=header.depth > 8, is_scaled=is_scaled)
     elif kind == "WebP":
         check_pixels(*read_webp_size(data))
         if data[12:16] == b"VP8 " or find_chunk(data, b"VP8L") is None:
             raise _refusal("a WebP that is lossy or animated")
-        with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as image:
-            image.load()
-            picture = Picture(image)
+        with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as webp:
+            webp.load()
+            picture = Picture(webp)
     elif kind in ("GIF", "TIFF", "BMP"):
         picture = DECODERS[kind](data)
     else:
