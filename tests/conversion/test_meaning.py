@@ -24,8 +24,9 @@ def read(text: str, root: Path = ROOT) -> tuple[list[Part], dict[Path, bool]]:
     """The parts in a text, and all files of the layout with whether each is gray.
 
     The text has "FOLDER ...: FILE ..." or, for each split, "SPLIT = FOLDER ...: FILE ...". A folder with ~ after it has
-    gray pictures, a folder with - has none. In the name of a file, {i} is the number of the folder, {s} a suffix of its
-    own, {t} an ending, and @20 the width. A file of "+ ..." lies beside the pictures.
+    gray pictures, a folder with - has none; a picture in no folder may be gray, too. In the name of a file, {i} is the
+    number of the folder, {s} a suffix of its own, {t} an ending, and @20 the width. A file of "+ ..." lies beside the
+    pictures.
     """
     parts, found = [], {}
     for one in text.split(";"):
@@ -43,8 +44,9 @@ def read(text: str, root: Path = ROOT) -> tuple[list[Part], dict[Path, bool]]:
             paths = [f"{word.rstrip('~-')}/{name}{'' if '.' in name else '.jpg'}" for name in files]
             classes[paths[0].split("/")[0] if paths else word.rstrip("-")] += sorted(map(os.fsencode, paths))
             found |= dict.fromkeys((path / name for name in paths), word.endswith("~"))
-        images = [] if folders else [f"{name}.jpg".encode() for name in names.split()]
-        found |= dict.fromkeys((path / name for name in (*map(os.fsdecode, images), *beside.split())), False)
+        flat = {} if folders else {f"{name.rstrip('~')}.jpg": name.endswith("~") for name in names.split()}
+        images = [*map(os.fsencode, flat)]
+        found |= {path / name: is_gray for name, is_gray in (flat | dict.fromkeys(beside.split(), False)).items()}
         parts.append(Part(path, split, images, classes))
     return parts, found
 
@@ -204,6 +206,16 @@ IN_DOUBT = {
     "SA-1B": ("sa_0020 sa_0021: sa_{i}1 sa_{i}2 + sa_0020/sa_01.json", CLASSES + "no image has a label"),
     "img2dataset": ("00000 00001: {i}1 {i}2 + 00000/01.json", "no image has a label"),
     "StyleGAN": ("00000 00001: img{i}1 img{i}2 + dataset.json", "no image has a label"),
+    "FFHQ": ("00000 01000: {i}0 {i}1", "no image has a label"),
+    "photographs by years": (
+        "Photos_from_2019 Photos_from_2020: IMG_{i}1 IMG_{i}2",
+        CLASSES + "no image has a label",
+    ),
+    "photographs by days": ("2019-05-01 2019-05-02: a{i} b{i}", CLASSES + "no image has a label"),
+    "two observers": (
+        ": 01L 01L_1stHO~ 01L_2ndHO~ 02L 02L_1stHO~ 02L_2ndHO~",
+        "all files are pictures, without labels",
+    ),
     "iNaturalist": (
         "Aves/2761 Aves/2762 Plantae/2763: {i}1 {i}2",
         "the deepest folders are classes; no image has a label",

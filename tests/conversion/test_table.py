@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from folders import put
 from pictures import random_jpeg
-from storages import npy_bytes, rows
+from storages import npy_bytes, rows, scan
 
 from shardio.conversion.collect import collect
 from shardio.conversion.convert import convert
@@ -135,11 +135,16 @@ def test_a_column_tells_the_split(folder: Path) -> None:
     ]
 
 
-def test_the_split_0_is_the_same_in_json_lines_as_in_a_csv(folder: Path) -> None:
-    found = listed(folder, "path,label,split\na/1.jpg,x,0\na/2.jpg,x,1\n", "list.csv")
-    text = """{"path": "a/1.jpg", "label": "x", "split": 0}\n{"path": "a/2.jpg", "label": "x", "split": 1}\n"""
-    assert listed(folder, text, "list.jsonl").splits == found.splits
+def test_splits_that_are_numbers_have_no_meaning_unless_their_column_is_named(folder: Path) -> None:
+    csv, lines = folder / "list.csv", folder / "list.jsonl"
+    csv.write_text("path,label,split\na/1.jpg,x,0\na/2.jpg,x,1\n")
+    lines.write_text('{"path": "a/1.jpg", "label": "x", "split": 0}\n{"path": "a/2.jpg", "label": "x", "split": 1}\n')
+    for path in (csv, lines):
+        with pytest.raises(DoubtError, match=rf"{path.name}: .* 'split' has splits"):
+            scan(path)
+    found = scan(Table(csv, split_column="split"))
     assert list(found.splits) == ["0", "1"]
+    assert scan(Table(lines, split_column="split")).splits == found.splits
 
 
 def test_odd_names_are_kept_byte_for_byte(tmp_path: Path) -> None:

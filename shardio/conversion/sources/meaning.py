@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +37,7 @@ _PART = re.compile(
     r"(.*[\W_])?(part|chunk|batch|shard|archive|fold|images?|imgs?)[\W_]*\d+|[1-9]\d\d(?=.*[a-z])\w{5}",
     re.IGNORECASE | re.ASCII,
 )
+_DATE = re.compile(r"(19|20)\d\d([-_. ]?\d\d){0,2}", re.ASCII)
 # 0, 0_100, image_0001: names that pictures of all classes may have.
 _NUMBERED = re.compile(rb"([a-zA-Z]*)[\W_]*\d+([\W_]*\d+)*")
 _MOST_WORDS = 3
@@ -151,6 +153,18 @@ def _suffix(mask: bytes, stems: Collection[bytes]) -> bytes:
     return next((mask[end:] for end in range(len(mask), 0, -1) if mask[:end] in stems), b"")
 
 
+def _go_on(part: Part) -> bool:
+    """Whether the pictures of each folder, which are numbered, go on where those of the folder before end."""
+    last = -1
+    for name in part.full:
+        numbers = [re.fullmatch(rb"[^/]*/[a-zA-Z]*(\d+)\.\w+", path) for path in part.classes[name]]
+        found = [int(one[1]) for one in numbers if one]
+        if len(found) < len(numbers) or min(found) <= last:
+            return False
+        last = max(found)
+    return True
+
+
 class Layout:
     """The parts of a tree, and what they may mean."""
 
@@ -172,7 +186,9 @@ class Layout:
             sidecars = (self.root / "dataset.json", picture.with_suffix(".json"), picture.with_suffix(".txt"))
             are_numbered = all(re.fullmatch(r"([a-zA-Z]+_?)?\d{4,}", name) for name in self.names)
             is_band = re.search(r"_B\d[\dA]$", picture.stem)  # of a satellite's picture, which is a folder
-            if is_band or (are_numbered and any(map(self.disk.exists, sidecars))):
+            if is_band or self.are_dates or (are_numbered and any(map(self.disk.exists, sidecars))):
+                return "parts"
+            if are_numbered and _go_on(self.first):
                 return "parts"
         names = [name for name in self.names if self.first.classes[name] or kind_of(name) != "lists"]
         kinds = set(map(kind_of, names)) if are_no_classes(names) else set()
@@ -185,16 +201,42 @@ class Layout:
         own = {" ".join(word for word in _words(name) if not re.fullmatch(known, word)) for name in self.first.full}
         if not self.others or (self.others == "splits" and "" not in own and len(own) == len(self.first.full)):
             return False
-        return all(map(str.isdigit, self.names)) or not of_classes(self.first.full)
+        are_numbers = all(map(str.isdigit, self.names)) and not self.are_dates
+        return are_numbers or not of_classes(self.first.full)
+
+    @cached_property
+    def are_dates(self) -> bool:
+        """Whether the names of folders differ in a year or a date alone, as those of photographs do."""
+        return len(self.names) > 1 and len({_DATE.sub("", name, 1) for name in self.names}) == 1
 
     @cached_property
     def masks_among_images(self) -> Sequence[bytes]:
         """Masks in the same folders as their images, by their names, of a sample of the names."""
         paths = [*self.first.images, *chain.from_iterable(self.first.classes.values())]
         some = paths[:: -(-len(paths) // _SAMPLED) or 1]
-        masks = [path for path in some if _NAME_OF_MASK.search(path)]
+        masks = [path for path in some if _NAME_OF_MASK.search(path)] or self._endings(sorted(paths)[:_SAMPLED])
         is_other = self.has_masks or self.others or self.gray or not _LEAST_MASKS * len(some) <= len(masks) < len(some)
         return () if is_other else masks
+
+    def _endings(self, paths: Sequence[bytes]) -> list[bytes]:
+        """Returns paths with the name of another picture and an ending that nearly all pictures have, such as _GT.
+
+        Only those that are gray, while the other pictures are not.
+        """
+        by_stem = {path.rpartition(b".")[0]: path for path in paths}
+        base: dict[bytes, tuple[bytes, bytes]] = {}
+        for stem, path in by_stem.items():
+            ends = [match.start() for match in re.finditer(rb"[\W_](?=[^/]*[a-zA-Z][^/]*$)", stem)]
+            if (end := next((end for end in reversed(ends) if stem[:end] in by_stem), 0)) and b"/" not in stem[end:]:
+                base[path] = (by_stem[stem[:end]], stem[end:])
+        most = Counter(ending for _, ending in base.values())
+        common = {one for one, count in most.items() if count >= _ENOUGH_PAIRED * (len(paths) - len(base))}
+        found = [path for path, (_, ending) in base.items() if ending in common]
+        for path in found[:_LOOKED_AT]:
+            looks = [self.disk.look(self.first.path / os.fsdecode(one)) for one in (path, base[path][0])]
+            if [look and look[0] for look in looks] != [True, False]:
+                return []
+        return found
 
     @cached_property
     def are_above_classes(self) -> bool:

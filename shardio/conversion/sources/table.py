@@ -213,6 +213,8 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
             numbers = tuple(cells[number] for number in stored.values())
             belongs = "" if group is None else str(present(cells[group]))
             content.rows.append(Row(content, line, text, name, label, numbers, belongs))
+    if splits is not None and not table.split_column and first and all(map(str.isdigit, first)):
+        raise _doubt(table.path, names[splits], first)  # 0 may be train, or no fold at all
     if has_splits and splits is None:
         doubt_splits(table.path, {name: seen - {"", "None", "nan"} for name, seen in few.items()}, split)
     if len(guess) > 1:
@@ -238,8 +240,12 @@ def doubt_splits(src: Path, values: Mapping[str, Set[str]], split: str) -> None:
         is_named = not split and len(seen) > 1 and bool(_SPLIT_LIKE.fullmatch(plain))
         known = [{known_split(part.lower()) for part in _WORD.findall(word)} - {""} for word in seen]
         if is_named or (all(known) and set().union(*known) - {split or DEFAULT_SPLIT}):
-            found = f"expected to know whether the column {name!r} has splits, found {listed(sorted(seen))}"
-            raise DoubtError(src, found, [column_reading(name, "split"), WITHOUT_SPLITS])
+            raise _doubt(src, name, seen)
+
+
+def _doubt(src: Path, name: str, seen: Iterable[str]) -> DoubtError:
+    found = f"expected to know whether the column {name!r} has splits, found {listed(sorted(seen))}"
+    return DoubtError(src, found, [column_reading(name, "split"), WITHOUT_SPLITS])
 
 
 def split_of_flag(name: str, cell: object) -> str:

@@ -29,6 +29,10 @@ _Noun = Literal["images", "arrays", "files"]
 """The files of a tree that are sources: images, arrays (NPY files), or both ("files")."""
 
 
+_MOST_BESIDE = 8
+"""The most folders beside those of splits that are looked into."""
+
+
 def _is_array(path: str) -> bool:
     return path.endswith(".npy")
 
@@ -64,6 +68,10 @@ def list_tree(
     scan = scan or Scan(root, noun)
     folders, images = scan.list(root)
     named = [name for name in folders if known_split(name)]
+    if named and len(folders) - len(named) <= _MOST_BESIDE:  # lists and annotations often lie beside the splits
+        for name in [name for name in folders if name not in named and not Scan(root, noun).holds_any(root / name)]:
+            folders.remove(name)
+            scan.ignored.add(f"folder without {noun}", name)
     all_named = len(named) == len(folders) and labels not in ("folders", "leaf")
     if not named or not (all_named or any(scan.has_folders(root / name) for name in named)):
         parts = [scan.part(root, "", folders, images)]
@@ -189,6 +197,9 @@ class Scan:
         else:
             self.ignored.add(f"not an {self.noun.removesuffix('s')}", entry.path)
         return False
+
+    def holds_any(self, top: Path) -> bool:
+        return next(self.files(top, ()), None) is not None
 
     def files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
         """Yields (folder, file name) of all images in or below `top`. `above` has the folders above, by `identity`."""
