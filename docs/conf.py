@@ -55,7 +55,10 @@ pygments_dark_style = "monokai"
 NAVIGATION = {
     "Guide": [
         ("Overview", "docs/guide/README"),
-        *((name.capitalize(), f"docs/guide/{name}") for name in ("convert", "sources", "train", "augment", "evaluate")),
+        *(
+            (name.capitalize(), f"docs/guide/{name}")
+            for name in ("convert", "sources", "collections", "train", "augment", "evaluate")
+        ),
         *(
             (name.capitalize(), f"docs/guide/{name}")
             for name in ("mix", "resume", "change", "share", "look", "measure")

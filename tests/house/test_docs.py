@@ -78,7 +78,18 @@ def test_the_guide_says_how_its_set_was_made() -> None:
     assert f"    {MAKES_OUT}\n" in (GUIDE / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["README.md", "llms.txt", *(page for page in PAGES if page.startswith("docs/guide/"))])
+# tests/conversion/test_collections.py runs the recipes of this page, each on a copy of its collection.
+OF_COLLECTIONS = "docs/guide/collections.md"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "llms.txt",
+        *(page for page in PAGES if page.startswith("docs/guide/") and page != OF_COLLECTIONS),
+    ],
+)
 def test_every_code_block_of_the_readme_and_the_guide_runs(page: str, collections: Path, tmp_path: Path) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     for collection in collections.iterdir():
