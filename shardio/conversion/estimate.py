@@ -34,12 +34,6 @@ _MOST_READ_AHEAD = 128
 
 
 @dataclass(frozen=True)
-class SplitEstimate:
-    num_sources: int
-    num_shards: int
-
-
-@dataclass(frozen=True)
 class Estimate:
     """The expected outcome of a conversion. Sizes are in bytes, and assume that no source is refused."""
 
@@ -47,7 +41,8 @@ class Estimate:
     """The kind of storage in SRC."""
     num_sources: int
     num_classes: int
-    splits: Mapping[str, SplitEstimate]
+    splits: Mapping[str, int]
+    """The number of sources of each split."""
     notes: tuple[str, ...]
     """In words, what the conversion has understood or guessed of SRC, such as classes and the column of the labels."""
     ignored: Mapping[str, int]
@@ -123,7 +118,6 @@ def estimate(
             with contextlib.suppress(ValueError):  # an odd size
                 row = replace(fit, pixels=pixels).row
                 nbytes_as[pixels] = plan.nbytes + collection.num_sources * (row.nbytes - fit.row.nbytes)
-    shards = Counter(task.split for task in plan.tasks)
     listed = list(itertools.chain.from_iterable(collection.splits.values()))
     task = replace(plan.tasks[0], origin=collection.origin)  # one that reads without copies
     rate, outcomes = _measure(task, listed, workers, seconds)
@@ -138,7 +132,7 @@ def estimate(
         source=collection.kind,
         num_sources=len(listed),
         num_classes=len(collection.classes),
-        splits={name: SplitEstimate(len(some), shards[name]) for name, some in collection.splits.items()},
+        splits={name: len(some) for name, some in collection.splits.items()},
         notes=(*describe(collection), *describe_facts(facts, f" (of {len(outcomes):,} that were tried)")),
         ignored=dict(collection.ignored),
         source_nbytes=collection.origin.nbytes(listed),

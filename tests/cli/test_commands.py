@@ -132,7 +132,7 @@ def test_plan_says_what_convert_would_do_and_writes_nothing(image_tree: Path, tm
     ):
         assert part in result.stdout
     facts = json.loads(shardio(*words, "--json").stdout)
-    assert (facts["splits"]["train"]["num_sources"], facts["num_classes"]) == (13, 3)
+    assert (facts["splits"]["train"], facts["num_classes"]) == (13, 3)
     assert facts["fits"] is True
     assert facts["num_sources"] == 19
     assert facts["short_sides"] == sorted(facts["short_sides"])

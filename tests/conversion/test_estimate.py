@@ -30,8 +30,7 @@ def test_counts_and_sizes_are_those_of_the_set_that_a_conversion_makes(tmp_path:
     tree = draw_imagenet(tmp_path / "tree", sound=True)
     found = estimate(tree, tmp_path / "out", seconds=0.01, **OPTIONS)
     report = convert(tree, tmp_path / "out", **OPTIONS)
-    assert {name: split.num_sources for name, split in found.splits.items()} == report.num_samples
-    assert sum(split.num_shards for split in found.splits.values()) == found.num_shards == report.num_shards
+    assert (found.splits, found.num_shards) == (report.num_samples, report.num_shards)
     assert found.nbytes == found.nbytes_as["rgb"] == report.nbytes
     half = {"size": SIZE, "shard_size": 4096 + 6 * SIZE * SIZE * 3 // 2, "workers": 1, "pixels": "yuv420"}
     assert found.nbytes_as["yuv420"] == convert(tree, tmp_path / "half", **half).nbytes
