@@ -290,9 +290,10 @@ def test_generators_are_drained_in_order_on_threads() -> None:
 
 @pytest.mark.parametrize("error", [SourceError("damaged"), KeyboardInterrupt()])
 def test_an_error_in_one_walk_stops_the_others(error: BaseException) -> None:
-    closed = []
+    begun, closed = threading.Barrier(6), []
 
     def endless() -> Generator[int, None, None]:
+        begun.wait(60)
         try:
             while True:
                 time.sleep(0.001)
@@ -301,7 +302,7 @@ def test_an_error_in_one_walk_stops_the_others(error: BaseException) -> None:
             closed.append(True)
 
     def failing() -> Generator[int, None, None]:
-        time.sleep(0.05)
+        begun.wait(60)
         raise error
         yield 0
 
