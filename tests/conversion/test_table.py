@@ -292,6 +292,7 @@ DOUBTS: dict[str, tuple[str, str]] = {
     "the index of pandas": ("Unnamed: 0 0 1 / breed x y", ""),
     "a split": ("label x y / Data Set train test", "--split-column 'Data Set' / --split-column none"),
     "a split of a competition": ("label x y / a Training PublicTest", "--split-column a / --split-column none"),
+    "a split with a gap": ("label x y / part NULL val", "--split-column part / --split-column none"),
     "only a split": ("Usage train test", "--split-column Usage / --split-column none"),
     "a fold": ("label x y / k_fold 0 1", "--split-column k_fold / --split-column none"),
     "a flag": ("label x y / is_train 1 0", "--split-column is_train / --split-column none"),
@@ -526,6 +527,17 @@ def test_tables_of_splits_have_the_same_columns_of_labels_in_the_same_order(tmp_
         collect(tmp_path / "src", ConvertOptions(table=tables, labels="none"))
 
 
+def test_a_column_has_one_type_in_the_tables_of_all_splits(tmp_path: Path) -> None:
+    put(tmp_path / "src", "train/1.jpg", "train/2.jpg", "val/1.jpg")
+    (tmp_path / "train.csv").write_text("path,n\n2.jpg,7\n1.jpg,8\n")
+    (tmp_path / "val.csv").write_text("path,n\n1.jpg,0.5\n")
+    tables = {split: Table(tmp_path / f"{split}.csv", columns=["n"]) for split in ("val", "train")}
+    found = collect(tmp_path / "src", ConvertOptions(table=tables, labels="none"))
+    assert found.columns is not None
+    numbers = found.columns.of([b"train/1.jpg", b"train/2.jpg", b"val/1.jpg"])["n"]
+    assert (numbers.dtype.str, numbers.tolist()) == ("<f8", [8, 7, 0.5])
+
+
 def test_a_table_of_each_split_may_leave_out_the_folder_of_the_split(tmp_path: Path) -> None:
     put(tmp_path / "src", "train/1.jpg", "train/2.jpg", "val/1.jpg", "test/1.jpg")
     for split, text in (("train", "path,label\n1.jpg,x\n2.jpg,y\n"), ("val", "path,label\nval/1.jpg,y\n")):
@@ -603,7 +615,7 @@ def test_lists_of_mxnet_have_a_number_labels_and_a_path(folder: Path) -> None:
 
 def test_a_coco_file_needs_one_category_for_each_image(folder: Path) -> None:
     several = {**COCO, "annotations": [*COCO["annotations"], {"image_id": 7, "category_id": 1}]}
-    assert "such as 'a/1.jpg'" in (message := refused(folder, json.dumps(several), "a.json"))
+    assert "'x' and 'y' for 'a/1.jpg'" in (message := refused(folder, json.dumps(several), "a.json"))
     assert "--labels none" in message
     (folder / "a.json").write_text(json.dumps(several))
     unlabeled = list_table(Table(folder / "a.json"), "none").collect("none")

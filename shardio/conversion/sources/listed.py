@@ -14,8 +14,6 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
-
 from shardio.conversion.arrays import Label
 from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.options import EmptyClasses, Labels
@@ -60,24 +58,19 @@ class _Rows(Listing):
         everything = list(chain.from_iterable(self.found.values()))
         if vector := next((one.label for one in everything if isinstance(one.label, tuple)), None):
             notes.append(f"labels are float32, {counted(len(vector), 'number')} each")
-        columns = self._columns() if any(content.columns for content in self.tables) else None
-        groups = {one.key: one.where.group for one in everything if one.where and one.where.group}
+        rows = [one for one in everything if one.where]
+        columns = self._columns(rows) if any(content.columns for content in self.tables) else None
+        groups = {one.key: one.where.group for one in rows if one.where.group}
         return replace(collection, notes=(*collection.notes, *notes), columns=columns, groups=groups)
 
-    def _columns(self) -> ColumnTable:
-        keys: list[bytes] = []
-        parts = []
-        for content in self.tables:
-            mine = [one for one in chain.from_iterable(self.found.values()) if one.where.table is content]
-            mine.sort(key=lambda one: one.where.line)
-            keys += [one.key for one in mine]
-            rows = [one.where for one in mine]
-            parts.append({name: read_column(name, number, rows) for number, name in enumerate(content.columns)})
-        types = [{name: numbers.dtype.str for name, numbers in part.items()} for part in parts]
-        if others := [one for one in types if one != types[0]]:
-            raise SourceError(f"tables: expected the same columns of numbers in all, found {types[0]} and {others[0]}")
-        values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return ColumnTable({key: row for row, key in enumerate(keys)}, values)
+    def _columns(self, rows: Sequence[Found]) -> ColumnTable:
+        names = self.tables[0].columns
+        if others := [content.columns for content in self.tables if content.columns != names]:
+            raise SourceError(f"tables: expected the same columns of numbers in all, found {names} and {others[0]}")
+        ordered = sorted(rows, key=lambda one: (self.tables.index(one.where.table), one.where.line))
+        cells = [one.where for one in ordered]
+        values = {name: read_column(name, number, cells) for number, name in enumerate(names)}
+        return ColumnTable({one.key: number for number, one in enumerate(ordered)}, values)
 
 
 def list_table(table: Table, labels: Labels | None = None) -> Listing:

@@ -255,24 +255,21 @@ def _object_rows(objects: Iterable[tuple[int, Any]], names: Sequence[str], fault
 def _coco(path: Path, document: dict[str, Any], unlabeled: bool) -> list[dict[str, Any]]:
     """Returns the path and the category of each image in a file as COCO and iNaturalist have them."""
     annotations = [] if unlabeled else document.get("annotations") or []
+    categories = document.get("categories") or [] if annotations else []
     found: dict[Any, str] = {}
-    several: dict[str, str] = {}
     try:
         files = {one["id"]: one["file_name"] for one in document["images"]}
-        names = {one["id"]: one["name"] for one in document["categories"]} if annotations else {}
+        names = {one["id"]: one["name"] for one in categories}
         for one in annotations:
             file, name = files[one["image_id"]], names[one["category_id"]]
             if (first := found.setdefault(one["image_id"], name)) != name:
-                several[file] = f"{first!r} and {name!r}"
-        are_distinct = not names or len({*names.values()}) == len(document["categories"])
+                both = f"{first!r} and {name!r} for {file!r}"
+                raise SourceError(f"{path}: expected one category for each image, found {both}: pass `--labels none`")
     except (KeyError, TypeError) as error:
         expected = "images (id, file_name), annotations (image_id, category_id) and categories (id, name)"
         raise SourceError(f"{path}: expected {expected}, found none for {error}") from None
-    if not are_distinct or len(files) < len(document["images"]):
+    if len(files) < len(document["images"]) or len({*names.values()}) < len(categories):
         raise SourceError(f"{path}: expected distinct ids of images, and distinct ids and names of categories")
-    if several:
-        file, both = next(iter(several.items()))
-        some = f"{counted(len(several), 'image')} with several, such as {file!r} with {both}"
-        raise SourceError(f"{path}: expected one category for each image, found {some}: pass `--labels none`")
-    rows = ({"file_name": file, "category": found.get(image)} for image, file in files.items())
-    return list(rows) if annotations else [{"file_name": file} for file in files.values()]
+    return [
+        {"file_name": file, **({"category": found.get(image)} if annotations else {})} for image, file in files.items()
+    ]

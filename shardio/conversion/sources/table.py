@@ -183,7 +183,8 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
     first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
     for line, cells in rows:
         for column, seen in list(few.items()):
-            seen.add(str(cells[unused[column]]))
+            if (value := present(cells[unused[column]], MISSING)) is not None:
+                seen.add(str(value))
             if len(seen) > MOST_SPLITS:
                 del few[column]
         word = cell = ""
@@ -216,7 +217,7 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
     if splits is not None and not table.split_column and first and all(map(str.isdigit, first)):
         raise _doubt(table.path, names[splits], first)  # 0 may be train, or no fold at all
     if has_splits and splits is None:
-        doubt_splits(table.path, {name: seen - {"", "None", "nan"} for name, seen in few.items()}, split)
+        doubt_splits(table.path, few, split)
     if len(guess) > 1:
         likely = sorted(guess, key=lambda name: len(few.get(name, ())) < 2)[:3]
         columns = [column_reading(name) for name in likely]
@@ -251,9 +252,10 @@ def _doubt(src: Path, name: str, seen: Iterable[str]) -> DoubtError:
 def split_of_flag(name: str, cell: object) -> str:
     """Returns the split that a 0 or 1 means in a column such as is_train; other cells as texts."""
     match = re.match("is[-_ ]?(train|val|test)", name.lower())
-    if not match or str(cell).lower() not in _FLAGS:
+    flag = _FLAGS.get(str(cell).lower())
+    if not match or flag is None:
         return str(cell)
-    return match[1] if _FLAGS[str(cell).lower()] else "test" if match[1] == "train" else "train"
+    return match[1] if flag else {"train": "test"}.get(match[1], "train")
 
 
 def column_reading(name: str, what: str = "label") -> Reading:
