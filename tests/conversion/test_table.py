@@ -346,6 +346,7 @@ def test_options_say_what_a_cell_means(name: str, folder: Path) -> None:
         ("[1, 2] [0, 2]", "classes", ("0", "1", "2"), [(0, 1, 1), (1, 0, 1)]),
         ("[1, 2] [0, 2]", "numbers", (), [(1, 2), (0, 2)]),
         ('["1","0.5"] [0,2]', "numbers", (), [(1, 0.5), (0, 2)]),
+        ('["0.25","0.75"] ["1","0"]', None, (), [(0.25, 0.75), (1, 0)]),
     ],
 )
 def test_options_say_what_lists_mean(

@@ -119,7 +119,7 @@ def _path(archive: str, word: str, is_above: bool, name: str) -> str:
     first, _, rest = name.partition("/")
     if word and rest and split_name(first) == split_name(word):
         name = rest
-    above = os.path.splitext(os.path.basename(archive) if word else archive)[0]
+    above = _stem(archive) if word else os.path.splitext(archive)[0]
     return "/".join(filter(None, (word, above if is_above else "", name)))
 
 

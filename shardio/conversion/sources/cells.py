@@ -68,7 +68,8 @@ def read_labels(contents: Sequence[Contents], rows: Sequence[Row]) -> Labels:
         return labeled[0].label_names, _vectors(rows)
     first, option = labeled[0], labeled[0].labels
     lists = [row.label for row in rows if isinstance(row.label, (list, tuple))]
-    have_names = option == "classes" or any(isinstance(part, str) for part in chain.from_iterable(lists))
+    parts = {part for part in chain.from_iterable(lists) if isinstance(part, str)}
+    have_names = option == "classes" or (parts and not any(is_number(one) and _AS_FLOAT.search(one) for one in parts))
     if option != "numbers" and (first.table.label_separator or (lists and have_names)):
         return _several(rows, first)
     texts = [None if row.label is None else _text(row.label) for row in rows]
