@@ -640,10 +640,11 @@ def test_a_coco_file_needs_one_category_for_each_image(folder: Path) -> None:
         ("path;label\na/1.jpg;1\na/2.jpg;0,5\n", "decimal point"),
         ("path,label\na/1.jpg,m/1.png\na/2.jpg,m/2.png\n", "path of an image"),
         ("path,label\na/1.jpg,['x']\na/2.jpg,\"['x', 'y']\"\n", "JSON"),
+        ("path,label\na/1.jpg,0.5\na/2.jpg,16777217\n", "float32 holds"),
         ('{"path": "a/1.jpg", "label": ["x", ["y"]]}\n{"path": "a/2.jpg", "label": ["z"]}', "a list of names"),
     ],
 )
-def test_a_text_that_is_no_label_is_refused(text: str, word: str, folder: Path) -> None:
+def test_a_cell_that_is_no_label_is_refused(text: str, word: str, folder: Path) -> None:
     assert word in refused(folder, text)
 
 

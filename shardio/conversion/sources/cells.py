@@ -156,9 +156,14 @@ def _vectors(rows: Iterable[Row]) -> list[tuple[float, ...] | None]:
             continue
         values = row.label if isinstance(row.label, (list, tuple)) else (row.label,)
         try:
-            found = as_float32([float(_parse(value) if isinstance(value, str) else value) for value in values])
+            numbers = [_parse(value) if isinstance(value, str) else value for value in values]
+            found = as_float32(list(map(float, numbers)))
             if not (len(found) and np.isfinite(found).all()):
                 raise ValueError
+            if lost := [
+                one for one, kept in zip(numbers, found, strict=True) if isinstance(one, int) and one != int(kept)
+            ]:
+                row.refuse("whole numbers that float32 holds (`--column` stores others as an array)", lost[0])
         except (TypeError, ValueError, OverflowError):
             row.refuse("numbers as labels", row.label)
             continue
