@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from pictures import encode, random_picture
 from PIL import Image, features
 
+from shardio.conversion.images import others
 from shardio.conversion.images.decode import DecodedImage, decode_image
 from shardio.conversion.images.headers import holds_image
 from shardio.errors import DecodeError
@@ -426,3 +429,13 @@ def test_pictures_of_all_kinds_that_pillow_knows_are_pictures_by_suffix_or_first
             continue
         (tmp_path / "b").write_bytes(encode(Image.new("P" if kind == "BLP" else "RGB", (20, 10)), kind))
         assert holds_image(str(tmp_path / "b")), kind
+
+
+def test_a_mapped_file_whose_name_is_no_text_does_not_matter(tmp_path: Path) -> None:
+    name = os.fsencode(tmp_path) + b"/\x9b"
+    with open(name, "wb+") as file:
+        file.write(b"x")
+        file.flush()
+        with mmap.mmap(file.fileno(), 1):
+            others._silence_tiff.cache_clear()
+            assert decode_image(encode(RGB, "TIFF")).pixels.tolist() == RGB.tolist()

@@ -194,7 +194,7 @@ def _check_places(num_bytes: int, tag: Callable[..., NDArray[np.int64]]) -> None
 def _silence_tiff() -> None:
     """Stops Pillow and libtiff from printing errors, which Pillow raises as exceptions anyway."""
     Tiff.logger.addHandler(logging.NullHandler())
-    with contextlib.suppress(OSError, AttributeError), open("/proc/self/maps") as maps:
+    with contextlib.suppress(OSError, AttributeError), open("/proc/self/maps", errors="surrogateescape") as maps:
         for path in {line.split()[-1] for line in maps if "/libtiff" in line}:
             ctypes.CDLL(path).TIFFSetErrorHandler(None)
 
