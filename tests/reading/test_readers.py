@@ -547,6 +547,19 @@ def test_a_reader_reads_the_set_that_was_opened_and_no_other(
             assert np.array_equal(read(reader, [3, 13], (6, 5, 3)), pixels_of([3, 13], (6, 5, 3)))
 
 
+@pytest.mark.parametrize("engine", FILE_ENGINES)
+def test_a_reader_reads_the_open_files_of_a_set_that_was_deleted_and_names_others(
+    engine: str, make_set: Callable[..., Path], reader_of: MakeReader
+) -> None:
+    path = make_set(20)
+    reader = reader_of(open_shards(path), engine)
+    read(reader, [3], (6, 5, 3))
+    shutil.rmtree(path)
+    assert np.array_equal(read(reader, [7], (6, 5, 3)), pixels_of([7], (6, 5, 3)))
+    with pytest.raises(FormatError, match=r"train-00001\.npy: .* found nothing"):
+        read(reader, [13], (6, 5, 3))
+
+
 def test_a_filesystem_that_numbers_files_anew_costs_one_file_to_be_hashed(
     make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
