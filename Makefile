@@ -17,16 +17,6 @@ IMAGES ?= $(DRAWN)
 ATTACKS := fail_convert kill_convert race_convert race_stage lose_power break_nodes kill_train kill_trainer hold_batches truncate_shards storm_close mutate_images damage_set change_sets off_path replay_training
 TORTURES := $(ATTACKS:%=tools/chaos/%.py) tools/check_order.py
 
-# What differs from main, and where its tests lie: those of a room in the folder of its name, those of the package as a
-# whole in tests/house. All tests depend on what is in no room.
-CHANGED = git diff --name-only --merge-base main; git ls-files --others --exclude-standard
-TESTS = tests/house $(wildcard $(shell ($(CHANGED)) | sed -nE \
-	-e 's,^(shardio/[^/]+|tests/[^/]+|tests/support/.*|pyproject.toml|constraints.*.txt)$$,tests,p' \
-	-e 's,^(shardio|tests)/([^/]+)/.*,tests/\2,p' \
-	-e 's,^(examples/|docs/integrations).*,tests/recipes,p' \
-	-e 's,^benchmarks/.*,tests/measure,p' \
-	-e 's,^docs/manifest.*,tests/format,p' \
-	-e 's,^tools/(.*/)?([^/]+).py$$,tests/*/test_\2.py,p'))
 PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
 
 .PHONY: demo test check lint docs torture clean
@@ -42,7 +32,7 @@ test: $(INSTALLED)
 	$(PYTEST) $(ARGS)
 
 check: lint
-	$(PYTEST) $(sort $(TESTS)) $(ARGS)
+	$(PYTEST) $$($(BIN)/python tests/support/affected.py) $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

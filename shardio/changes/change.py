@@ -61,7 +61,10 @@ def change(
     if keep is not None and drop is not None:
         raise ValueError("give `keep` or `drop`, not both")
     if all(step is None for step in (keep, drop, labels, classes, arrays)):
-        raise ValueError("expected a change: `keep`, `drop`, `labels`, `classes` or `arrays`; found none")
+        raise ValueError(
+            "expected a change: `--keep`, `--drop`, `--labels`, `--classes` or `--array`, from Python `keep=`, "
+            "`drop=`, `labels=`, `classes=` or `arrays=`; found none"
+        )
     if arrays is None and (kinds or array_keys is not None):
         raise ValueError("`kinds` and `array_keys` (`--array-keys`) describe arrays, and no arrays were given")
     parent = open_parent(out)

@@ -29,11 +29,7 @@ from shardio.errors import bytes_text, counted, first_of
 
 if TYPE_CHECKING:
     from shardio.conversion.estimate import Estimate
-    from shardio.conversion.report import ConvertReport
     from shardio.sets.verify import VerifyReport
-
-# Warnings that the text has, each with one image. --json names all images.
-_MOST_WARNINGS = 5
 
 
 @click.command(short_help="Turn images or arrays into a shard set.")
@@ -57,6 +53,7 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     finished shards and makes the missing shards. docs/guide/sources.md has the command for every kind of SRC.
     """
     import shardio.conversion.convert as converter
+    from shardio.conversion.report import noun_of
 
     source, options = with_tables(src, **options)
     report = converter.convert(source, out, progress=True, **options)
@@ -69,7 +66,7 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
             }
         )
         return
-    show(_summary(report, src, out))
+    show(str(report).splitlines())
     if report.unfinished:
         k, n = options["part"]
         shards = counted(report.unfinished.num_shards, "shard")
@@ -78,41 +75,7 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
             f"part to finish publishes. Missing: {first_of(report.unfinished.parts, 16)}"
         )
     elif report.digest:
-        say(next_step("view" if _noun(report.source) == "image" else "info", out))
-
-
-def _noun(source: str) -> str:
-    """Returns "sample" if `source`, a kind of storage, has only arrays; else "image"."""
-    return "sample" if source in ("arrays", "npy", "npz") else "image"
-
-
-def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
-    from shardio.conversion.images.decode import JUNK
-
-    noun = _noun(report.source)
-    if report.num_converted:
-        rate = report.num_converted / report.seconds
-        yield f"converted {counted(report.num_converted, noun)} in {report.seconds:,.1f} s ({rate:,.0f} {noun}s/s)"
-    else:
-        yield f"nothing to do: {'this part is finished' if report.unfinished else 'the set is published'}"
-    yield f"  source  {report.source}, {src}"
-    for name, count in report.num_samples.items():
-        yield f"  {name:<8}{counted(count, 'sample'):>20}{', without labels' if name in report.unlabeled else ''}"
-    digest = f", digest {report.digest[:16]}" if report.digest else ""
-    yield f"  {counted(report.num_shards, 'shard')}, {bytes_text(report.nbytes)} in {out}{digest}"
-    if report.refused:
-        where = f", listed in {out / 'rejects.jsonl'}" if report.digest else ""
-        yield f"  refused {sum(report.refused.values()):,}: {counts_text(report.refused)}{where}"
-    if report.mended:
-        yield f"  mended {len(report.mended):,}: {JUNK}"
-    yield from (f"  note    {note}" for note in report.notes)
-    by_warning: dict[str, list[str]] = {}
-    for warned in report.warned:
-        by_warning.setdefault(warned.warning, []).append(os.fsdecode(warned.key))
-    for warning, keys in list(by_warning.items())[:_MOST_WARNINGS]:
-        yield f"  warned of {first_of(keys, 1)}: {warning}"
-    if rest := list(by_warning.values())[_MOST_WARNINGS:]:
-        yield f"  and of {sum(map(len, rest)):,} more images, which --json names"
+        say(next_step("view" if noun_of(report.source) == "image" else "info", out))
 
 
 @click.command(short_help="Show what convert would do, and how long.")
@@ -167,9 +130,11 @@ def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
 
 
 def _estimated(report: Estimate, src: Path, out: Path | None) -> Iterator[str]:
-    noun = _noun(report.source)
-    yield f"{src}: {report.source}, {counted(report.num_sources, noun)} of {counted(report.num_classes, 'class')}"
-    yield from (f"  note    {note}" for note in report.notes)
+    from shardio.conversion.report import noun_of
+
+    noun = noun_of(report.source)
+    yield f"{src}: {report.source}, {counted(report.num_sources, noun)}"
+    yield from (f"  found   {note}" for note in report.notes)
     if report.refused:
         yield f"  refused, of {report.num_measured:,} that were tried: {counts_text(report.refused)}"
         yield f"  bad     {_verdict_on_bad(report)}"

@@ -114,7 +114,11 @@ def _listed(listings: Sequence[RootContent], copies: Mapping[str, CachedCopy] | 
         columns["cached"] = [_cached(copies.get(entry.digest)) for _, entry in found]
     if len(listings) > 1:
         columns["root"] = [printable(listing.root) for listing, _ in found]
-    yield from table(columns)
+    if found:
+        yield from table(columns)
+    for listing in listings:
+        if not (listing.sets or listing.problem):
+            yield f"{printable(listing.root)}: no set"
     for _, entry in found:
         if entry.reason:
             yield f"{entry.state}: {entry.reason}"
@@ -224,10 +228,14 @@ def evict(cache: Path, keep: int, as_json: bool) -> None:
 
 def _evicted(report: EvictReport, cache: Path) -> Iterator[str]:
     for copy in report.removed:
-        yield f"removed  {copy.digest[:16]}  {bytes_text(copy.nbytes):>8}  {copy.source}"
+        yield f"removed the copy of {_copied(copy)}"
     for copy in report.kept:
         why = copy.problem or ("in use" if copy.in_use else "another user's")
         if copy.processes:
             why += f" by process {first_of(copy.processes, 16)}"
-        yield f"kept     {copy.digest[:16]}  {bytes_text(copy.nbytes):>8}  {copy.source}: {why}"
+        yield f"kept the copy of {_copied(copy)}: {why}"
     yield f"{cache}: {bytes_text(report.nbytes)} of copies remain"
+
+
+def _copied(copy: CachedCopy) -> str:
+    return f"{copy.source or 'an unknown set'}, digest {copy.digest[:16]}, {bytes_text(copy.nbytes)}"

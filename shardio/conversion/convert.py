@@ -109,13 +109,16 @@ class Conversion:
     def run(self, start: float) -> ConvertReport:
         """Runs the conversion and returns its report. `start` is `time.monotonic()` when `convert` was called."""
         plan, monitor = self._plan, self._monitor
-        manifest = published(plan) or self._make_set()
+        before = published(plan)
+        manifest = before or self._make_set()
         if manifest is not None:
             fsync_folder(plan.out)  # the process that published the set may have been killed before
             leave(plan.out, all_done=len(self._records) == len(plan.tasks))
         tasks = self._mine if manifest is None else plan.tasks
         work = report_work(plan, tasks, self._records, monitor.progress, time.monotonic() - start)
-        return replace(work, unfinished=self._unfinished()) if manifest is None else report_set(work, plan, manifest)
+        if manifest is None:
+            return replace(work, unfinished=self._unfinished())
+        return report_set(replace(work, published_before=before is not None), plan, manifest)
 
     def _make_set(self) -> Manifest | None:
         """Makes this part's shards. Returns the manifest if the set is published, by any process; otherwise None."""

@@ -19,7 +19,7 @@ from shardio.conversion.records import MendedSource, Reject, ShardRecord, read_r
 from shardio.conversion.sources.collection import Collection as Scanned
 from shardio.conversion.sources.names import numbers_up_to
 from shardio.errors import bytes_text, counted, first_of, printable, shortened
-from shardio.format.layout import HEADER_NBYTES, LABELS_NAME, has_label
+from shardio.format.layout import HEADER_NBYTES, LABELS_NAME, REJECTS_NAME
 from shardio.format.manifest import Manifest
 from shardio.system.opening import read_untrusted
 from shardio.system.progress import Bar
@@ -37,9 +37,10 @@ class UnfinishedParts:
     """The parts that have not finished: the numbers K, for the N of this call's `part=(K, N)`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ConvertReport:
-    """The outcome of a conversion. Until the set is published, all numbers count this call's part only."""
+    """The outcome of a conversion, which `str` describes. Until the set is published, all numbers count this call's
+    part only."""
 
     out: str
     digest: str
@@ -71,10 +72,51 @@ class ConvertReport:
     the set."""
     unlabeled: tuple[str, ...] = ()
     """The splits whose samples have no labels."""
+    published_before: bool = False
+    """Whether the set was published before this call, which then had nothing to do."""
     unfinished: UnfinishedParts | None = None
     """The state of the other parts; None if the set is published."""
 
+    def __str__(self) -> str:
+        return "\n".join(map(printable, self._lines()))
 
+    __repr__ = __str__
+
+    def _lines(self) -> Iterator[str]:
+        noun = noun_of(self.source)
+        if self.num_converted:
+            rate = self.num_converted / self.seconds
+            yield f"converted {counted(self.num_converted, noun)} in {self.seconds:,.1f} s ({rate:,.0f} {noun}s/s)"
+        elif self.unfinished or self.published_before:
+            yield f"nothing to do: {'this part is finished' if self.unfinished else 'the set is published'}"
+        else:
+            yield f"published: earlier calls had converted all {noun}s"
+        yield f"  source  {self.source}"
+        yield from (f"  found   {note}" for note in self.notes)
+        digest = f", digest {self.digest[:16]}" if self.digest else ""
+        yield f"  set     {counted(self.num_shards, 'shard')}, {bytes_text(self.nbytes)} in {self.out}{digest}"
+        if self.refused:
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in self.refused.items())
+            where = f", listed in {os.path.join(self.out, REJECTS_NAME)}" if self.digest else ""
+            yield f"  refused {sum(self.refused.values()):,}: {reasons}{where}"
+        if self.mended:
+            yield f"  mended  {len(self.mended):,}: {JUNK}"
+        by_warning: dict[str, list[str]] = {}
+        for warned in self.warned:
+            by_warning.setdefault(warned.warning, []).append(os.fsdecode(warned.key))
+        for warning, keys in list(by_warning.items())[:_MOST_WARNINGS]:
+            yield f"  warning {first_of(keys, 1)}: {warning}"
+        if rest := list(by_warning.values())[_MOST_WARNINGS:]:
+            yield f"  and of {sum(map(len, rest)):,} more images, which `warned` names"
+
+
+def noun_of(source: str) -> str:
+    """Returns "sample" if `source`, a kind of storage, has only arrays; otherwise "image"."""
+    return "sample" if source in ("arrays", "npy", "npz") else "image"
+
+
+# Warnings in the text of a report, each with one image.
+_MOST_WARNINGS = 5
 # A caller who mends images wants all of them in one list, but should not wait for the end of a wrong folder.
 _MOST_REFUSED = 100
 _MOST_DONE = 10_000
@@ -138,21 +180,9 @@ def report_work(
 ) -> ConvertReport:
     """Returns a report of the tasks with records, as long as the set is not published: `digest` is ""."""
     done = [(task.split, records[task.name]) for task in tasks if task.name in records]
-    whole = done if len(done) == len(tasks) else []
-    rows = {
-        split: np.concatenate([record.rows for name, record in whole if name == split])
-        for split in dict.fromkeys(name for name, _ in whole)
-    }
-    labels = {
-        name: found["label"] if has_label(found.dtype) else np.empty((len(found), 0), np.int64)
-        for name, found in rows.items()
-    }
     facts: Counter[str] = Counter()
-    for _, record in whole:
+    for _, record in done if len(done) == len(plan.tasks) else ():
         facts.update(record.facts)
-    if (fit := plan.tasks[0].fit) is not None:
-        for found in rows.values():
-            facts.update(fit.count_enlarged(found["source_height"], found["source_width"]))
     samples: Counter[str] = Counter()
     for split, record in done:
         samples[split] += len(record.rows)
@@ -172,7 +202,7 @@ def report_work(
         ignored=dict(plan.collection.ignored),
         seconds=seconds,
         num_converted=progress.done - progress.kept,
-        notes=(*describe(plan.collection, labels), *describe_facts(facts)),
+        notes=tuple(describe(plan.collection)),
         facts=dict(+facts),
         unlabeled=tuple(split for split in plan.collection.splits if not _is_labeled(plan.collection, split)),
     )
@@ -193,6 +223,10 @@ def _is_labeled(scanned: Scanned, split: str) -> bool:
     return scanned.splits[split][0].label is not None or LABELS_NAME in [one.name for one in scanned.arrays]
 
 
+def _plain(name: str) -> str:
+    return name.strip().casefold()
+
+
 def describe(scanned: Scanned, labels: Mapping[str, NDArray[np.int64]] | None = None) -> Iterator[str]:
     """Yields in words what SRC was understood to be: splits, classes, where labels come from, and what is ignored.
 
@@ -211,6 +245,11 @@ def describe(scanned: Scanned, labels: Mapping[str, NDArray[np.int64]] | None = 
         names = " to ".join(dict.fromkeys((classes[0], classes[-1])))
         is_noted = scanned.kind not in _LABELS_FROM or any("labels" in note for note in scanned.notes)
         yield f"{counted(len(classes), 'class')}, {names}{'' if is_noted else f', from {_LABELS_FROM[scanned.kind]}'}"
+    seen: dict[str, str] = {}
+    if similar := [
+        f"{other!r}, {name!r}" for name in classes if (other := seen.setdefault(_plain(name), name)) != name
+    ]:
+        yield f"classes that differ only in letter case or blanks: {first_of(similar, 3)}"
     for split, found in labels.items():
         sizes = "" if _is_labeled(scanned, split) else ", without labels"
         if classes and found.size:
@@ -236,9 +275,18 @@ def describe_facts(facts: Mapping[str, int], sample: str = "") -> Iterator[str]:
 
 def report_set(work: ConvertReport, plan: Plan, manifest: Manifest) -> ConvertReport:
     """Returns the report of the published set: `work`, a result of `report_work`, with numbers of the whole set."""
+    facts, labels = Counter(work.facts), {}
+    for name, split in manifest.splits.items():
+        index = split.index
+        rows = np.frombuffer(read_untrusted(plan.out / index.file), index.dtype, offset=HEADER_NBYTES)
+        labels[name] = rows["label"] if index.has_label else np.empty((len(rows), 0), np.int64)
+        if (fit := plan.tasks[0].fit) is not None:
+            facts.update(fit.count_enlarged(rows["source_height"], rows["source_width"]))
+    shares = _shares_of_val(labels, manifest.classes) if plan.options.val is not None else ()
     return replace(
         work,
-        notes=(*work.notes, *(_shares_of_val(plan, manifest) if plan.options.val is not None else ())),
+        notes=(*describe(plan.collection, labels), *describe_facts(facts), *shares),
+        facts=dict(+facts),
         digest=manifest.digest,
         num_samples={name: split.num_samples for name, split in manifest.splits.items()},
         num_shards=sum(
@@ -251,14 +299,10 @@ def report_set(work: ConvertReport, plan: Plan, manifest: Manifest) -> ConvertRe
     )
 
 
-def _shares_of_val(plan: Plan, manifest: Manifest) -> Iterator[str]:
+def _shares_of_val(labels: Mapping[str, NDArray[np.int64]], classes: Sequence[str]) -> Iterator[str]:
     """Yields in words the smallest and largest share of a class that is in val, and the classes that a split lacks."""
-    counts = []
-    for index in (manifest.splits[name].index for name in ("train", "val")):
-        rows = np.frombuffer(read_untrusted(plan.out / index.file), index.dtype, offset=HEADER_NBYTES)
-        labels = rows["label"] if index.has_label else np.zeros(0, np.int64)
-        counts.append(np.bincount(labels, minlength=len(manifest.classes)).tolist())
-    found = zip(manifest.classes, *counts, strict=True)
+    counts = [np.bincount(labels[name].reshape(-1), minlength=len(classes)).tolist() for name in ("train", "val")]
+    found = zip(classes, *counts, strict=True)
     if shares := {name: val / (train + val) for name, train, val in found if train + val}:
         least, most = (extreme(shares, key=shares.__getitem__) for extreme in (min, max))
         yield f"val has {shares[least]:.1%} ({least}) to {shares[most]:.1%} ({most}) of a class"

@@ -21,8 +21,9 @@ from shardio.system.threads import Ticker
 
 Stage = Literal["consumer", "storage", "gather", "copy", "transform"]
 
-# Less than this share of the time is no reason to change anything.
-_LITTLE = 0.05
+# Less than this share of the time is no reason to change anything. A transform may take more: it is part of the step
+# as long as it does not take most of the time.
+_LITTLE, _MOST = 0.05, 0.5
 # Gather threads that are blocked for more than this share of their time wait for storage, and not for memory.
 _BLOCKED = 0.5
 # So large a share of the bytes that came from storage, and not from the page cache, is what the threads wait for.
@@ -188,7 +189,7 @@ class LoaderReport(Snapshot):
             "copy": self.counts.stall_seconds,
             "transform": self.counts.transform_seconds,
         }
-        if not self.is_stuck and self.waited + self.transformed < _LITTLE:
+        if not self.is_stuck and self.waited < _LITTLE and self.transformed < _MOST:
             return "consumer"
         most = max(waits, key=lambda stage: waits[stage])
         # Bringing pages in from a fast disk takes the threads' own time, too: then they are not blocked.

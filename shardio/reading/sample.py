@@ -35,29 +35,36 @@ class Sample(_Pair):
     - `image`: a copy, uint8 (height, width, channels); None if the set has no pixels
     - `label`: an int, a float or float32 (K,); None if the split has no labels
     - `arrays`: copies of the values of the split's arrays by name
+    - `class_name`: the readable name of the label's class; "" if the label is no class
     """
 
     arrays: dict[str, NDArray[Any]]
+    class_name: str
 
     def __new__(
-        cls, image: NDArray[np.uint8] | None, label: Any, arrays: Mapping[str, NDArray[Any]] | None = None
+        cls,
+        image: NDArray[np.uint8] | None,
+        label: Any,
+        arrays: Mapping[str, NDArray[Any]] | None = None,
+        class_name: str = "",
     ) -> Sample:
         self = super().__new__(cls, image, label)
-        self.arrays = dict(arrays or {})
+        self.arrays, self.class_name = dict(arrays or {}), class_name
         return self
 
     def __repr__(self) -> str:
         image = None if self.image is None else f"{self.image.dtype} {self.image.shape}"
         arrays = "".join(f", {name}={value.dtype} {value.shape}" for name, value in self.arrays.items())
-        return f"Sample(image={image}, label={self.label}{arrays})"
+        name = f" {self.class_name!r}" if self.class_name else ""
+        return f"Sample(image={image}, label={self.label}{name}{arrays})"
 
     def _repr_html_(self) -> str:
         """Returns what a notebook shows: the picture, and a table with label and arrays, in HTML."""
-        facts = {} if self.label is None else {"label": str(self.label)}
+        facts = {} if self.label is None else {"label": f"{self.label} {self.class_name}".rstrip()}
         values = self.arrays if self.image is None else {"image": self.image, **self.arrays}
         facts |= {name: f"{value.dtype} {value.shape}" for name, value in values.items()}
         images = [] if self.image is None else [self.image]
-        return pictures_html(images, [f"label {self.label}"] * len(images)) + table_html(facts)
+        return pictures_html(images, [self.class_name or f"label {self.label}"] * len(images)) + table_html(facts)
 
 
 def some_of(count: int, most: int) -> NDArray[np.int64]:

@@ -35,6 +35,7 @@ from shardio.reading.sample import (
     NUM_THUMBNAILS,
     Sample,
     captions_of,
+    class_text,
     pictures_html,
     some_of,
     table_html,
@@ -213,7 +214,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = position_of(index, len(self))
         arrays = {name: self.values_of(name, np.array([position]))[0] for name in self.arrays if name != LABELS_NAME}
-        return Sample(self.image_of(position) if self.has_pixels else None, self._label(position), arrays)
+        image, label = self.image_of(position) if self.has_pixels else None, self._label(position)
+        return Sample(image, label, arrays, class_text(label, self.class_names) if isinstance(label, int) else "")
 
     def image_of(self, position: int) -> NDArray[np.uint8]:
         """Returns a copy of one sample's pixels. Raises ShardioError if the set has no pixels."""

@@ -45,9 +45,11 @@ def temporary_folder(target: Path) -> Iterator[tuple[FolderHandle, AtomicFile]]:
 
 
 def taken(target: Path) -> ConvertError:
-    return ConvertError(
-        f"{target}: expected nothing there, found something: a published set never changes. Choose another name"
-    )
+    if target.is_dir() and not looks_like_a_set(target):
+        found, way = "a folder that is no set", f"add a name for the set, such as {target / 'NAME'}"
+    else:
+        found, way = "something", "a published set never changes, so choose another name"
+    return ConvertError(f"{target}: expected nothing there, found {found}: {way}")
 
 
 def check_new(target: Path, sets: list[Path]) -> None:

@@ -58,7 +58,7 @@ def test_convert_sums_up_what_it_did_and_the_second_call_finds_nothing_to_do(ima
             "shardio: ignored 1: hidden, such as train/n01/.hidden",
         ]
     )
-    for part in ("train", "12 samples", "val", "6 samples", "2 shards", "refused 1: empty 1", "ignored 1: hidden, "):
+    for part in ("train: 12 images", "val: 6 images", "2 shards", "refused 1: empty 1", "ignored 1: hidden, "):
         assert part in result.stdout
     assert "nothing to do: the set is published" in shardio(*words).stdout
     first, again = (json.loads(shardio(*words[:2], tmp_path / "json", *words[3:], "--json").stdout) for _ in range(2))
@@ -98,7 +98,7 @@ def test_an_output_that_is_a_fifo_is_written_to_and_the_own_output_is_refused(
 
 def test_convert_says_what_it_took_its_sources_for(image_tree: Path, tmp_path: Path) -> None:
     result = shardio("convert", image_tree, tmp_path / "out", "--size", "16")
-    assert f"  source  tree, {image_tree}\n" in result.stdout
+    assert "  source  tree\n  found   3 classes, n01 to n03, from the names of folders\n" in result.stdout
     lines = [f"{path.relative_to(tmp_path)} {path.parent.name}\n" for path in image_tree.rglob("train/*/*")]
     (tmp_path / "list.txt").write_text("".join(lines))
     words = ("convert", tmp_path / "list.txt", tmp_path / "out2", "--size", "16", "--json")
@@ -122,7 +122,7 @@ def test_plan_says_what_convert_would_do_and_writes_nothing(image_tree: Path, tm
     result = shardio(*words)
     assert (result.returncode, result.stderr) == (0, "")
     for part in (
-        f"{image_tree}: tree, 19 images of 3 classes",
+        f"{image_tree}: tree, 19 images\n  found   3 classes, n01 to n03",
         "13 images, 4 (n02) to 5 (n01) of a class",
         "ignored 1: hidden, such as train/n01/.hidden\n",
         "sides   the shorter ones: ",

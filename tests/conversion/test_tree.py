@@ -12,6 +12,7 @@ import pytest
 from folders import ODD_NAMES, put
 from storages import keys, scan, scan_tree
 
+from shardio.conversion.report import describe
 from shardio.conversion.sources.collection import Collection, Source, read_file
 from shardio.conversion.sources.doubt import DoubtError
 from shardio.conversion.sources.tree import list_tree
@@ -50,6 +51,12 @@ def test_classes_labels_and_order_are_those_of_image_folder(tmp_path: Path, seed
     assert tree.num_sources == 60
     assert list(tree.splits) == ["train"]
     assert not tree.ignored
+
+
+def test_classes_that_differ_only_in_case_and_blanks_are_said(tmp_path: Path) -> None:
+    put(tmp_path, "Goldfish /1.jpg", "goldfish/2.jpg", "tench/3.jpg")
+    said = [line for line in describe(scan_tree(tmp_path)) if "letter case" in line]
+    assert [line.endswith("'Goldfish ', 'goldfish'") for line in said] == [True]
 
 
 def test_linked_classes_folders_and_files_are_followed_as_image_folder_does(tmp_path: Path) -> None:

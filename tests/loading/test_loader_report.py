@@ -130,6 +130,7 @@ def busy(reader: object, indices: NDArray[np.int64], *more: object) -> None:
         ("gather", busy, None, 0.0),
         ("transform", None, lambda images: time.sleep(0.008) or images, 0.0),
         ("consumer", slow_storage, None, 0.03),
+        ("consumer", None, lambda images: time.sleep(0.006) or images, 0.02),
     ],
 )
 def test_a_loader_tells_what_limits_its_job(

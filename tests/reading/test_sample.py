@@ -48,6 +48,11 @@ def test_captions_have_number_class_and_the_end_of_the_key(make_set: Callable[..
     assert captions_of(open_shards(make_set(9)), np.array([8, 2])) == ["8 c1\n8.png", "2 c2\n2.png"]
 
 
+def test_a_sample_has_the_name_of_its_class(make_set: Callable[..., Path]) -> None:
+    sample = open_shards(make_set(9))[8]
+    assert (sample.class_name, "label=1 'c1'" in repr(sample), "1 c1" in sample._repr_html_()) == ("c1", True, True)
+
+
 def test_html_of_a_hostile_set_is_a_table_and_pictures(tmp_path: Path) -> None:
     out = tmp_path / HOSTILE.replace("/", "")
     with ShardWriter(out, (4, 4, 3), classes=[HOSTILE, "b" * 10_000]) as writer:

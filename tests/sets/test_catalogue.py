@@ -224,6 +224,9 @@ def test_list_tells_of_roots_that_cannot_be_read(root: Path, tmp_path: Path) -> 
     assert result.stdout.splitlines()[0].endswith("root")
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"shardio: error: {tmp_path / 'missing'}: ")
+    assert shardio("list", tmp_path / "missing").stdout == ""
+    (tmp_path / "none").mkdir()
+    assert shardio("list", tmp_path / "none").stdout == f"{tmp_path / 'none'}: no set\n"
 
 
 def test_info_tells_of_a_set_that_a_url_names(root: Path, store: ObjectStore) -> None:
@@ -242,6 +245,7 @@ def test_publish_sums_up_what_it_did(root: Path, tmp_path: Path, make_set: Calla
     assert result.stdout.startswith("copied 5 files, ")
     assert f"digest {digest[:16]}\n  published as {root / 'copied'}\n" in result.stdout
     assert_one_clear_error(shardio("publish", out, root / "copied"), 1, "expected nothing there, found something")
+    assert_one_clear_error(shardio("publish", out, tmp_path), 1, str(tmp_path / "NAME"), "add a name")
     result = run_forked("shardio", "publish", out, root / "private", "--move", umask=0o077)
     assert result.stdout.startswith("moved 5 files, ")
     assert f"only its owner can read it, because of the umask: `chmod -R a+rX {root / 'private'}`" in result.stdout
