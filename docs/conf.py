@@ -79,6 +79,7 @@ NAVIGATION = {
         ("Commands", "docs/commands"),
         ("Python", "docs/api"),
         ("Format on disk", "docs/format"),
+        ("What is promised", "docs/promises"),
         ("Architecture", "docs/architecture"),
         ("Benchmarks", "benchmarks/README"),
         ("Results", "benchmarks/RESULTS"),

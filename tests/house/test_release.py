@@ -29,6 +29,16 @@ def test_every_file_says_the_same_version() -> None:
     assert re.search(r'^  version: "(.*)"$', text_of("conda/recipe.yaml"), re.MULTILINE)[1] == __version__  # type: ignore[index]
 
 
+def test_every_entry_of_the_unreleased_version_begins_with_the_promise_that_it_touches() -> None:
+    promises = re.findall(r"^\| \[(\w+)\]\(#", text_of("docs/promises.md"), re.MULTILINE)
+    assert promises == ["Format", "Order", "Pixels", "API", "JSON"]
+    unreleased = text_of("CHANGELOG.md").partition(", unreleased\n")[2].partition("\n## ")[0]
+    one = "|".join(promises)
+    prefix = re.compile(rf"\*\*(None|({one})(, ({one}))*)\*\*: ")
+    entries = re.findall(r"^- (.*)$", unreleased, re.MULTILINE)
+    assert [entry for entry in entries if not prefix.match(entry)] == []
+
+
 def test_the_conda_recipe_needs_what_the_package_needs() -> None:
     own = re.search(r"^dependencies = \[(.*?)^\]", text_of("pyproject.toml"), re.MULTILINE | re.DOTALL)[1]  # type: ignore[index]
     needed = set(re.findall(r'"([\w-]+)>=([\d.]+)["; ]', own))
