@@ -7,9 +7,12 @@ a call with other options or sources is refused.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
+import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,15 +23,18 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.names import PLAN_NAME, check_free
 from shardio.system.files import (
+    lock_at_once,
     make_folder,
     remove_folder,
     remove_temporaries,
     sweep_temporaries,
     write_atomic,
 )
-from shardio.system.opening import naming, open_file, read_untrusted
+from shardio.system.opening import OpenFile, naming, open_file, read_untrusted
 
 _REMOVAL_TRIES = 10
+_POLL_SECONDS = 0.2
+_MAX_HOLDER_NBYTES = 1000
 
 
 def published(plan: Plan) -> Manifest | None:
@@ -117,6 +123,46 @@ def _claim(plan: Plan, run_file: Path) -> bool:
         if began:
             remove_folder(work)
         raise
+
+
+@contextlib.contextmanager
+def turn(plan: Plan, on_wait: Callable[[str], None]) -> Iterator[None]:
+    """Waits until no other process converts the same part of the plan: all ranks of a job may call `convert` at once.
+
+    The lock is a file in the work folder, which names its holder. On a filesystem without locks, or without locks
+    between machines, several processes make the same shards, which is only slower. Calls `on_wait` once, with a text
+    about the holder, if there is one. Raises FileNotFoundError if the folder is gone: the other process published.
+    """
+    path = plan.out / WORK_FOLDER / "part-{}-of-{}.lock".format(*plan.options.part or (1, 1))
+    here, told = f"process {os.getpid()} on {ascii(socket.gethostname())[1:-1]}", False
+    while True:
+        with naming(path), open_file(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC) as file:
+            is_free = True
+            with contextlib.suppress(OSError):  # no locks here
+                is_free = lock_at_once(file.fileno())
+            holder = os.pread(file.fileno(), _MAX_HOLDER_NBYTES, 0).decode("ascii", "replace")
+            # Another thread of this process may wait for us. And whoever held the lock before has removed its file.
+            if (is_free and _is_at(file, path)) or holder == here:
+                os.pwrite(file.fileno(), here.encode(), 0)
+                os.ftruncate(file.fileno(), len(here))
+                try:
+                    yield
+                finally:
+                    with contextlib.suppress(OSError):
+                        path.unlink(missing_ok=True)
+                        fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # a process that was forked meanwhile has it, too
+                return
+        if not told and not is_free:
+            on_wait(f"{plan.out}: waiting for {holder or 'another process'}, which converts into it (lock: {path})")
+            told = True
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_at(file: OpenFile, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _take_back(out: Path) -> None:

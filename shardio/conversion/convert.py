@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardio.conversion.claim import claimed, leave, published
+from shardio.conversion.claim import claimed, leave, published, turn
 from shardio.conversion.collect import Src, check, collect
 from shardio.conversion.engine import Engine
 from shardio.conversion.options import ConvertOptions, Progress, count_bad, count_workers, with_options
@@ -127,9 +127,12 @@ class Conversion:
             with claimed(plan, lambda: self._monitor.progress.done > 0) as run_file:
                 if run_file is None:
                     return published(plan)
-                self._make_shards(run_file)
-                # Another part may have ended since, published the set and removed the records.
-                return published(plan) if self._missing else self._publish()
+                with turn(plan, self._monitor.report_wait):
+                    if (manifest := published(plan)) is not None:
+                        return manifest
+                    self._make_shards(run_file)
+                    # Another part may have ended since, published the set and removed the records.
+                    return published(plan) if self._missing else self._publish()
         except KeyboardInterrupt as error:
             error.args = (self._describe_kept(),)
             raise

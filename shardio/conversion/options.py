@@ -59,6 +59,8 @@ class Progress:
     """Sources in shards that earlier calls finished. `done` includes them before this call converts a source."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """In words, what the conversion has understood or guessed of SRC."""
+    waits: str = ""
+    """In words, which other call this call waits for, as that call makes the same shards."""
 
 
 def _option(default: Any, help: str, *, metavar: str | None = None, least: int | None = None) -> Any:

@@ -88,9 +88,10 @@ class ConvertReport:
             rate = self.num_converted / self.seconds
             yield f"converted {counted(self.num_converted, noun)} in {self.seconds:,.1f} s ({rate:,.0f} {noun}s/s)"
         elif self.unfinished or self.published_before:
-            yield f"nothing to do: {'this part is finished' if self.unfinished else 'the set is published'}"
+            same = "the set is published, from the same names in SRC (contents are not compared)"
+            yield f"nothing to do: {'this part is finished' if self.unfinished else same}"
         else:
-            yield f"published: earlier calls had converted all {noun}s"
+            yield f"published: other calls converted all {noun}s"
         yield f"  source  {self.source}"
         yield from (f"  found   {note}" for note in self.notes)
         digest = f", digest {self.digest[:16]}" if self.digest else ""
@@ -145,6 +146,10 @@ class Monitor:
         self.progress = progress
         if self._on_progress is not None:
             self._on_progress(progress)
+
+    def report_wait(self, why: str) -> None:
+        if self._on_progress is not None:
+            self._on_progress(replace(self.progress, waits=why))
 
     def report_spooled(self, count: int) -> None:
         self._tell(replace(self.progress, spooled=self.progress.spooled + count))
@@ -327,6 +332,10 @@ class ImagesBar(Bar):
 
     def show(self, progress: Progress) -> None:
         """Shows the progress, and passes it on to `on_progress`. Can be passed to `convert` as `on_progress`."""
+        if progress.waits:
+            self.set_description_str("waiting", refresh=False)
+            self.write(f"shardio: {printable(progress.waits)}", file=sys.stderr)
+            return
         self.begun()
         if self.total is None:
             self.reset(progress.total)

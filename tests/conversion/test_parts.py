@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command import assert_one_clear_error, shardio
+from command import assert_one_clear_error, run_forked, shardio
 from conversions import Interrupt, failing_storage, rejects, undisturbed
 from folders import flip, hashes
 from pictures import encode, random_picture, write_jpeg
@@ -180,6 +182,53 @@ def test_a_source_that_changed_since_another_part_took_it_is_left_to_that_part(
     assert convert(image_tree, out, **OPTIONS, part=(1, 2)).num_converted == 3
     convert(image_tree, tmp_path / "reference", **OPTIONS)
     assert hashes(out) == hashes(tmp_path / "reference")
+
+
+# --- all ranks of a job -----------------------------------------------------------------------------------------------
+
+RANK = """
+import errno, fcntl, os, signal, sys, time
+from shardio.conversion.convert import convert
+
+src, out, locks, most = sys.argv[1:]
+if locks == "none":  # as between the nodes of some network filesystems
+
+    def flock(*arguments):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    fcntl.flock = flock
+
+def on_progress(progress):
+    time.sleep(0.02)
+    if progress.done > int(most):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+options = {"size": 16, "shard_size": 6400, "order": "source", "workers": 1, "on_progress": on_progress}
+report = convert(src, out, **options, progress=int(most) == 99)  # a kill would leave a semaphore of the bar
+print(report.num_converted, report.digest)
+"""
+
+
+@pytest.mark.parametrize(("locks", "killed_after"), [("some", 99), ("some", 7), ("none", 99)])
+def test_ranks_that_convert_at_once_make_each_shard_once(
+    image_tree: Path, out: Path, finished: dict[str, str], tmp_path: Path, locks: str, killed_after: int
+) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(run_forked, tmp_path / "rank.py", image_tree, out, locks, killed_after)
+        while not [*out.glob(".convert/*.lock")]:
+            time.sleep(0.001)
+        others = [pool.submit(run_forked, tmp_path / "rank.py", image_tree, out, locks, 99) for _ in range(3)]
+        ranks = [one.result() for one in (first, *others)]
+    ranks.append(run_forked(tmp_path / "rank.py", image_tree, out, locks, 99))  # which comes late
+    assert [rank.returncode for rank in ranks] == [0 if killed_after > 18 else -signal.SIGKILL, 0, 0, 0, 0]
+    assert hashes(out) == finished
+    made = [int(rank.stdout.split()[0]) for rank in ranks if rank.stdout]
+    assert made[-1] == 0
+    if locks == "some":  # else all of them may have made all
+        assert sum(made) == (18 if killed_after > 18 else 12), made
+        assert sum("waiting for process " in rank.stderr for rank in ranks) == 3
+        assert sum("3 classes, n01 to n03" in rank.stderr for rank in ranks) == 1
 
 
 # --- refused images ---------------------------------------------------------------------------------------------------
