@@ -23,7 +23,7 @@ PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
 
 demo: $(INSTALLED)
 ifeq ($(IMAGES),$(DRAWN))
-	$(BIN)/python tools/draw_images.py $(DRAWN)
+	$(BIN)/python tools/draw_images.py $(DRAWN) --images 2000
 endif
 	rm -rf build/demo/shards
 	$(BIN)/python examples/demo.py "$(IMAGES)" --out build/demo/shards

@@ -1,4 +1,4 @@
-"""Converts a folder of images, reads some epochs of the set at full speed, and trains a small network on it.
+"""Converts a folder of images, and times the same batches from JPEGs by torch's DataLoader and by ShardLoader.
 
 python examples/demo.py imagenet/ --out shards/
 """
@@ -6,22 +6,27 @@ python examples/demo.py imagenet/ --out shards/
 from __future__ import annotations
 
 import argparse
+import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import nn
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
 
 from shardio import ShardLoader, open_shards
+from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop
 
-EPOCHS = 3
-TRAIN_PIXELS = 64
-REPORTS = 6
+BATCH_SIZE = 64
+SIDE = 224
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def main() -> None:
@@ -29,21 +34,18 @@ def main() -> None:
     parser.add_argument("images", help="folder of images")
     parser.add_argument("--out", help="keep the set in this folder; the default is a temporary folder, in TMPDIR")
     parser.add_argument("--size", default="256", help="pixels of the set's images, as of `shardio convert`")
-    parser.add_argument("--steps", type=int, default=30, help="training steps")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long each loader is timed; default 10")
     options = parser.parse_args()
     with ExitStack() as stack:
         out = options.out
         if out is None:
             out = str(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shardio-demo-")), "shards"))
+        run("plan", options.images, out, "--size", options.size)
         run("convert", options.images, out, "--size", options.size)
-        run("info", out)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        read(out, device)
-        if open_shards(out).classes:
-            train(out, device, options.steps)
-        else:
-            print("\nthe set has no classes: nothing is trained")
-        print(f"\nnext: shardio view {out}" if options.out else f"\n{out} is removed now; --out FOLDER keeps the set")
+        run("verify", out)
+        compare(Path(options.images), out, options.seconds)
+        kept = f"next:\n  shardio view {out}\n  shardio report {out}\n  shardio bench {out}"
+        print(kept if options.out else f"{out} is removed now; --out FOLDER keeps the set")
 
 
 def run(*words: str) -> None:
@@ -54,77 +56,63 @@ def run(*words: str) -> None:
     print()
 
 
-def read(out: str, device: torch.device) -> None:
-    print(f"reading {EPOCHS} epochs to {device}, batches of 256")
-    with ShardLoader(out, batch_size=256, tail="short", device=device) as loader:
-        for epoch in range(EPOCHS):
-            start = time.perf_counter()
-            count = nbytes = 0
-            for images, *_ in loader:
-                count += len(images)
-                nbytes += images.nbytes
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds = time.perf_counter() - start
-            print(f"  epoch {epoch}: {count / seconds:>10,.0f} images/s  {nbytes / seconds / 1e9:>6.2f} GB/s")
+class Photographs(Dataset[torch.Tensor]):
+    """JPEGs in a folder, each cut at random, resized, flipped and normalized, as most training scripts do it."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with Image.open(self.paths[index]) as file:
+            image = file.convert("RGB")
+        area = image.width * image.height * random.uniform(0.08, 1.0)
+        ratio = random.uniform(3 / 4, 4 / 3)
+        width, height = min(image.width, (area * ratio) ** 0.5), min(image.height, (area / ratio) ** 0.5)
+        left, top = random.uniform(0, image.width - width), random.uniform(0, image.height - height)
+        image = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, (left, top, left + width, top + height))
+        if random.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div_(255)
+        return (pixels - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
-def small_net(channels: int, num_classes: int) -> nn.Module:
-    """Returns a network of four convolutions and a head that classifies pictures of TRAIN_PIXELS pixels a side."""
-    layers: list[nn.Module] = []
-    for before, after in pairwise((channels, 32, 64, 128, 128)):
-        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, num_classes))
+def compare(images: Path, out: str, seconds: float) -> None:
+    paths = [path for path in images.rglob("*") if path.suffix.lower() in (".jpeg", ".jpg", ".png")]
+    if not paths:
+        print(f"{images}: found no files .jpeg, .jpg or .png to compare with\n")
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    batch_size = min(BATCH_SIZE, len(paths), len(open_shards(out)))
+    print(
+        f"random crops of {SIDE} x {SIDE}, normalized, as float32 batches on the CPU, with {cores} workers or threads:"
+    )
+    plain = DataLoader(
+        Photographs(paths), batch_size, shuffle=True, drop_last=True, num_workers=cores, persistent_workers=True
+    )
+    transform = Compose([RandomResizedCrop(SIDE), HorizontalFlip(), Normalize("imagenet")])
+    by_plain = rate(plain, seconds)
+    print(f"  Dataset with Pillow, DataLoader  {by_plain:>8,.0f} images/s", flush=True)
+    with ShardLoader(out, batch_size=batch_size, transform=transform, device="cpu", num_threads=cores) as loader:
+        by_shards = rate(loader, seconds)
+    print(f"  ShardLoader                      {by_shards:>8,.0f} images/s")
+    print(f"{by_shards / by_plain:.1f} x\n")
 
 
-def shrunk(images: torch.Tensor) -> torch.Tensor:
-    """Returns uint8 pictures of the loader as input of the network: smaller, and as floats."""
-    return (nn.functional.interpolate(images.float(), TRAIN_PIXELS, mode="area") - 128) / 64
-
-
-def train(out: str, device: torch.device, steps: int) -> None:
-    shards = open_shards(out)
-    num_classes = len(shards.classes)
-    torch.manual_seed(0)
-    model = small_net(shards.sample_shape[2], num_classes).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
-    batch_size = min(64, len(shards))
-    print(f"\ntraining a small network on {device}: {steps} steps, batches of {batch_size}, {num_classes} classes")
-    losses: list[float] = []
-    start = time.perf_counter()
-    with ShardLoader(out, batch_size=batch_size, device=device) as loader:
-        while len(losses) < steps:
-            for images, labels in loader:
-                loss = nn.functional.cross_entropy(model(shrunk(images)), labels)
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                schedule.step()
-                losses.append(loss.item())
-                if len(losses) % max(1, steps // REPORTS) == 0:
-                    recent = losses[-max(1, steps // REPORTS) :]
-                    print(f"  step {len(losses):>5}: loss {sum(recent) / len(recent):.3f}")
-                if len(losses) == steps:
-                    break
-        waited = loader.stats()["wait_seconds"]
-    seconds = time.perf_counter() - start
-    print(f"  {steps} steps in {seconds:.1f} s, of which {waited / seconds:.1%} waiting for data")
-    if "val" in shards.manifest.splits:
-        accuracy = evaluate(model, out, device)
-        print(f"  accuracy on val: {accuracy:.1%} (chance {1 / num_classes:.1%})")
-
-
-@torch.inference_mode()
-def evaluate(model: nn.Module, out: str, device: torch.device) -> float:
-    """Returns the accuracy on the split `val`. Reads each sample exactly once, by tail="short"."""
-    model.eval()
-    right = total = 0
-    with ShardLoader(out, batch_size=256, split="val", shuffle=False, tail="short", device=device) as loader:
-        for images, labels in loader:
-            right += int((model(shrunk(images)).argmax(1) == labels).sum())
-            total += len(labels)
-    return right / total
+def rate(loader: Iterable[torch.Tensor | tuple[torch.Tensor, ...]], seconds: float) -> float:
+    """Returns the images per second of a loader, over its epochs from the first batch of the second epoch on."""
+    start, count = 0.0, 0
+    for epoch in range(sys.maxsize):
+        for batch in loader:
+            if epoch and not start:
+                start = time.perf_counter()
+            elif start:
+                count += len(batch if isinstance(batch, torch.Tensor) else batch[0])
+        if start and time.perf_counter() - start > seconds and count:
+            break
+    return count / (time.perf_counter() - start)
 
 
 if __name__ == "__main__":

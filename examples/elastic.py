@@ -17,7 +17,7 @@ from collections.abc import Generator
 from contextlib import closing, suppress
 from datetime import timedelta
 from hashlib import sha256
-from itertools import count
+from itertools import count, pairwise
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -27,7 +27,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from demo import small_net
 from torch import nn
 
 from shardio import ShardLoader, ShardWriter, open_shards
@@ -52,6 +51,14 @@ class Run(NamedTuple):
     @property
     def batch_size(self) -> int:
         return GLOBAL_BATCH // self.world_size
+
+
+def small_net(channels: int, num_classes: int) -> nn.Module:
+    """Returns a network of four convolutions and a head that classifies pictures of any size."""
+    layers: list[nn.Module] = []
+    for before, after in pairwise((channels, 32, 64, 128, 128)):
+        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, num_classes))
 
 
 def main() -> None:
