@@ -1,5 +1,5 @@
-# `make demo` runs the main job, `make test` the tests, `make docs` makes the site, `make torture` the long checks; each
-# sets itself up in .venv, without root.
+# `make demo` runs the main job, `make test` the tests, `make test-frameworks` the tests that need other frameworks,
+# `make docs` makes the site, `make torture` the long checks; each sets itself up in .venv, without root.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,9 +17,11 @@ IMAGES ?= $(DRAWN)
 ATTACKS := fail_convert kill_convert race_convert race_stage lose_power break_nodes kill_train kill_trainer hold_batches truncate_shards storm_close mutate_images damage_set change_sets off_path replay_training
 TORTURES := $(ATTACKS:%=tools/chaos/%.py) tools/check_order.py
 
+FRAMEWORKS = tests/recipes $(wildcard tests/conversion/test_dask_*.py tests/conversion/test_failed_start.py \
+	tests/sets/test_remote.py tests/sets/test_catalogue.py)
 PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test check lint docs torture clean
+.PHONY: demo test test-frameworks check lint docs torture clean
 
 demo: $(INSTALLED)
 ifeq ($(IMAGES),$(DRAWN))
@@ -30,6 +32,15 @@ endif
 
 test: $(INSTALLED)
 	$(PYTEST) $(ARGS)
+
+# These need Lightning, Accelerate, transformers, torchdata, SPDL, Dask, or a server of S3's protocol; `make test` skips
+# the ones whose package is not there.
+test-frameworks: $(VENV)/.frameworks
+	$(PYTEST) $(FRAMEWORKS) $(ARGS)
+
+$(VENV)/.frameworks: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[frameworks]"
+	touch $@
 
 check: lint
 	$(PYTEST) $$($(BIN)/python tests/support/affected.py) $(ARGS)

@@ -185,8 +185,9 @@ class CopyFiller:
         """Reads files of the copy. Removes the damaged files, from all copies, and returns them."""
         self._copier.total += sum(entry.nbytes for entry in entries)
         for entry in (damaged := self._copier.find_damaged(folder, entries)):
-            status = os.stat(entry.file, dir_fd=folder.fileno(), follow_symlinks=False)
-            take_names(self._cache.folder, status, self.on_message)
+            with contextlib.suppress(FileNotFoundError):  # a process that read the file has removed it
+                status = os.stat(entry.file, dir_fd=folder.fileno(), follow_symlinks=False)
+                take_names(self._cache.folder, status, self.on_message)
         return damaged
 
     def _copy(self, folder: FolderHandle, todo: Sequence[FileEntry]) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -393,7 +393,8 @@ class _Cluster(Pool):
     def submit(self, call: Callable[..., ShardRecord], *arguments: object) -> Future[ShardRecord]:
         # Not by `client.get_executor()`: its futures never end if the scheduler goes away while it sends a result.
         # The result is no Future of the standard library, but has all that is asked of one.
-        return self._client.submit(call, *arguments, pure=False, retries=_RETRIES)  # type: ignore[return-value]
+        future: Any = self._client.submit(call, *arguments, pure=False, retries=_RETRIES)
+        return cast("Future[ShardRecord]", future)
 
     def forget(self, future: Future[ShardRecord]) -> None:
         # Or its finalizer does so, and swallows a Ctrl-C that comes meanwhile.

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import shardio
-from folders import contents, flip, used_nbytes
+from folders import contents, flip, hashes, used_nbytes
 from pictures import sample_pixels
 from places import ROOT
 
@@ -655,6 +655,22 @@ def test_stage_says_for_whom_it_waits_and_shows_no_credentials(
         f"shardio: {who} is copying https://host/set to {cache}: waiting for it"
         for who in ("another process", "process 7")
     ]
+
+
+def test_a_damaged_file_that_a_training_removes_first_is_copied_again(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(stage(out, cache).path)
+    find_damaged = FileCopier.find_damaged
+    flip(copy / "train-00000.npy")
+
+    def removed(*arguments: Any) -> Any:
+        (copy / "train-00000.npy").unlink()
+        return find_damaged(*arguments)
+
+    monkeypatch.setattr(FileCopier, "find_damaged", removed)
+    stage(out, cache, verify=True)
+    assert hashes(copy) == hashes(out)
 
 
 def test_evict_says_what_went_and_what_is_in_use(make_set: Callable[..., Path], cache: Path) -> None:

@@ -160,6 +160,7 @@ def test_a_missing_library_is_told_before_the_images_are_listed(
 def test_the_command_leaves_nothing_either(
     words: list[str], code: int, message: str, image_tree: Path, tmp_path: Path
 ) -> None:
+    pytest.importorskip("distributed")
     env = {**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "200ms"}
     assert_one_clear_error(
         run_forked("shardio", "convert", image_tree, tmp_path / "out", *words, env=env), code, message

@@ -72,7 +72,8 @@ def array_job(script: str, folder: Path, variable: str, first: int) -> list[dict
 
 def job_of_kubernetes(name: str) -> dict[str, Any]:
     """The `spec` of the Job with this name."""
-    yaml = pytest.importorskip("yaml")
+    import yaml
+
     (job,) = (job for job in map(yaml.safe_load, code_blocks(PAGE, "yaml")) if job["metadata"]["name"] == name)
     spec: dict[str, Any] = job["spec"]
     return spec
