@@ -358,8 +358,8 @@ def test_convert_says_once_of_each_kind_how_many_files_have_several_pictures(tmp
         path.write_bytes(animation("GIF" if number < 7 else "TIFF"))
     done = shardio("convert", tmp_path / "images", tmp_path / "out", "--size", "16", "--order", "source")
     assert [line for line in done.stdout.splitlines() if "several" in line] == [
-        "  warned of c0/0.gif and 6 more: GIF of several pictures: the first one was taken",
-        "  warned of c0/8.tif and 1 more: TIFF of several pictures: the first one was taken",
+        "  warning c0/0.gif and 6 more: GIF of several pictures: the first one was taken",
+        "  warning c0/8.tif and 1 more: TIFF of several pictures: the first one was taken",
     ]
 
 

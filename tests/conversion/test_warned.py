@@ -65,7 +65,7 @@ def test_no_warning_reaches_the_terminal_and_names_are_told(tree: Path, tmp_path
     result = shardio(*words)  # with -W error
     assert result.returncode == 0
     assert all(line.startswith("shardio: ") for line in result.stderr.splitlines())
-    lines = [line for line in result.stdout.splitlines() if "warned" in line]
+    lines = [line for line in result.stdout.splitlines() if " warning " in line]
     assert len(lines) == 1  # for all images of the same warning
     assert lines[0].endswith(f".png and 11 more: {APNG}")
     facts = json.loads(shardio(*words[:2], tmp_path / "again", *words[3:], "--json").stdout)
