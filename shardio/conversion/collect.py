@@ -19,7 +19,7 @@ from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.images.mask import decode_mask
 from shardio.conversion.options import ConvertOptions, EmptyClasses, Labels
 from shardio.conversion.sources.archives import ZIP_MAGIC
-from shardio.conversion.sources.collection import Collection
+from shardio.conversion.sources.collection import Collection, cut
 from shardio.conversion.sources.containers import RECIPE, find_container
 from shardio.conversion.sources.datasets import Dataset, list_datasets
 from shardio.conversion.sources.doubt import DoubtError
@@ -181,20 +181,24 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
     folder, suffix = Path(os.path.abspath(options.masks)), options.mask_suffix
     origin = replace(collection.origin, masks=folder, mask_suffix=suffix)
     if os.path.realpath(getattr(origin, "folder", os.devnull)) == os.path.realpath(folder):
-        if not (new := os.fsencode(suffix.rpartition("=")[2])):
+        old, _, new = suffix.rpartition("=")
+        if not new:
             raise ValueError(f"{folder}: each picture would be its own mask: pass `mask_suffix`, such as _mask")
         found = {
             source.key
             for source in chain.from_iterable(collection.splits.values())
-            if os.path.splitext(source.key)[0].endswith(new)
+            if cut(stem := os.path.splitext(os.fsdecode(source.key))[0], new) or ("/" in old and not cut(stem, old))
         }
         splits = {
             split: tuple(one for one in some if one.key not in found) for split, some in collection.splits.items()
         }
         if not all(splits.values()):
-            raise SourceError(f"{folder}: expected pictures in each split, found only names that end with {suffix}")
+            raise SourceError(
+                f"{folder}: expected pictures in each split, found only masks, by `--mask-suffix {suffix}`"
+            )
         if found:
-            collection.ignored.add("mask of another picture", min(found), len(found))
+            reason = f"mask, or not in {os.path.dirname(old)!r}" if "/" in old else "mask of another picture"
+            collection.ignored.add(reason, min(found), len(found))
         collection = replace(collection, splits=splits)
     first: DecodeError | None = None
     for source in islice(chain.from_iterable(collection.splits.values()), _MOST_TRIED):

@@ -146,7 +146,10 @@ class ConvertOptions:
     )
     """For segmentation. Masks are gray images of 8 or 16 bits, or palette images."""
     mask_suffix: str = _option(
-        "", "Ending of the masks' names, such as _mask for 1_mask.png; OLD=NEW replaces an ending.", metavar="TEXT"
+        "",
+        "Ending of the masks' names, such as _mask for 1_mask.png; OLD=NEW replaces an ending, images/=masks/ "
+        "replaces a folder.",
+        metavar="TEXT",
     )
     """For masks that are not called as their pictures are."""
     arrays: "Mapping[str, ArrayDeclaration] | None" = None

@@ -347,6 +347,30 @@ def test_masks_in_the_folders_of_the_pictures_are_no_pictures(tmp_path: Path) ->
         convert(src, tmp_path / "own", mask_suffix="_mask", size=16)
 
 
+@pytest.mark.parametrize(
+    ("suffix", "picture", "mask"),
+    [("images/=masks/", "images/{}", "masks/{}"), ("rgb/x/_l=gt/_g", "rgb/x/{}_l", "gt/{}_g"), ("gt/", "{}", "gt/{}")],
+)
+def test_masks_in_a_folder_beside_the_pictures_of_each_split(
+    tmp_path: Path, suffix: str, picture: str, mask: str
+) -> None:
+    src, _, masks = make_tree(tmp_path)
+    whole = tmp_path / "whole"
+    for key, content in masks.items():
+        split, name = f"{'val' if key.endswith('1.png') else 'train'}/a", key[:-4].replace("/", "_")
+        put(whole / f"{split}/{mask.format(name)}.png", encode(content, "PNG"))
+        put(whole / f"{split}/{picture.format(name)}.png", (src / key).read_bytes())
+        if "=" in suffix:
+            put(whole / f"{split}/edges/{name}.png", (src / key).read_bytes())
+    options: dict[str, Any] = {"masks": whole, "mask_suffix": suffix, "labels": "none", "size": 16, "workers": 1}
+    report = convert(whole, tmp_path / "out", **options, max_bad=0)
+    assert report.num_converted == len(masks)
+    for split in ("train", "val"):
+        for name, found in masks_of(open_shards(tmp_path / "out", split)).items():
+            key = Path(name).name.replace("_l.png", ".png").replace("_", "/", 1)
+            assert np.array_equal(found, plain_nearest(masks[key], Fit((16, 16))))
+
+
 def test_masks_that_end_otherwise_are_another_set(tmp_path: Path) -> None:
     src, folder, masks = make_tree(tmp_path)
     for key, mask in masks.items():

@@ -146,8 +146,24 @@ IN_DOUBT = {
     "sizes that pair up": ("x y: beach@20 forest@30 tower@40", CLASSES + "no image in x has a label"),
     "images and masks in splits": (
         "train = images masks~: 0.{s} 1.{s}; val = images masks~: 2.{s} 3.{s}",
-        "train/masks holds the masks of train/images; val/masks holds the masks of val/images; "
-        "no image in train/images has a label",
+        "masks holds the masks of images in each split; no image in train/images has a label",
+    ),
+    "masks with other endings in splits": (
+        "train = images masks~: 1{t} 2{t}; val = images masks~: 3{t} 4{t}",
+        "masks holds the masks of images in each split; no image in train/images has a label",
+    ),
+    "masks in one of the splits": (
+        f"train = images gt~: {NUMBERS}; test = images: 7",
+        "train/gt holds the masks of train/images; no image in train/images has a label",
+    ),
+    "KITTI scene flow": (
+        "train = image_2 image_3 disp_0~ obj_map~: 1_0 1_1; test = image_2 image_3: 2_0",
+        "train/disp_0 holds the masks of train/image_2; train/obj_map holds the masks of train/image_2; "
+        "no image in train/image_2 has a label; no image in train/image_3 has a label",
+    ),
+    "Cityscapes": (
+        "leftImg8bit/train gtFine/train~: a{t} b{t}",
+        "gtFine holds the masks of leftImg8bit; leftImg8bit is the collection",
     ),
     "pairs in splits": (
         f"train = left right: {NUMBERS}; val = left right: {NUMBERS}",
@@ -201,9 +217,9 @@ IN_DOUBT = {
         "HAM10000_images_part_1 HAM10000_images_part_2: ISIC_{i}1 ISIC_{i}2 + HAM10000_metadata.csv",
         "HAM10000_metadata.csv lists the images; no image has a label",
     ),
-    "BigEarthNet": ("S2A_0_45 S2A_1_45: S2A_{i}_45_B01 S2A_{i}_45_B8A", CLASSES + "no image has a label"),
+    "BigEarthNet": ("S2A_0_45 S2A_1_45: S2A_{i}_45_B01 S2A_{i}_45_B8A", "no image has a label"),
     "DCIM": ("100APPLE 101APPLE: IMG_{i}1 IMG_{i}2", "no image has a label"),
-    "SA-1B": ("sa_0020 sa_0021: sa_{i}1 sa_{i}2 + sa_0020/sa_01.json", CLASSES + "no image has a label"),
+    "SA-1B": ("sa_0020 sa_0021: sa_{i}1 sa_{i}2 + sa_0020/sa_01.json", "no image has a label"),
     "img2dataset": ("00000 00001: {i}1 {i}2 + 00000/01.json", "no image has a label"),
     "StyleGAN": ("00000 00001: img{i}1 img{i}2 + dataset.json", "no image has a label"),
     "FFHQ": ("00000 01000: {i}0 {i}1", "no image has a label"),
@@ -227,6 +243,18 @@ IN_DOUBT = {
     ),
     "patients": (
         "8863/benign 8863/malign 8864/benign 8864/malign: {i}1 {i}2",
+        "the deepest folders are classes; no image has a label",
+    ),
+    "numbered classes of patients": (
+        "8863/0 8863/1 8864/0 8864/1: {i}1 {i}2",
+        "the deepest folders are classes; no image has a label",
+    ),
+    "classes of domains": (
+        "amazon/images/bike amazon/images/mug dslr/images/bike dslr/images/mug: {i}1 {i}2",
+        "the deepest folders are classes; no image has a label",
+    ),
+    "numbered videos of classes": (
+        "cat/0 cat/1 dog/0 dog/1: {i}1 {i}2",
         "these 2 folders are classes; the deepest folders are classes; no image has a label",
     ),
     "videos": (

@@ -421,6 +421,7 @@ DOUBTS: dict[str, tuple[Archives, str, int]] = {
         1,
     ),
     "the same names in parts": ({"x.tar": ["a/1.jpg", "b/1.jpg"], "y.tar": ["a/1.jpg", "b/1.jpg"]}, "deeper", 1),
+    "several archives of a class": ({f"{name}.tar": ["1.jpg"] for name in ("cat-0", "cat-1", "dog-0")}, "'cat-0'", 2),
     "archives in class folders": ({"a/0.tar": ["1.jpg"], "b/0.tar": ["1.jpg"]}, "deeper", 1),
     "captions": ({"0.tar": ["a/1.jpg", "a/1.txt", "b/2.jpg", "b/2.txt"]}, "a/1.txt", 2),
     "a table next to them": ({"x.zip": ["x/1.jpg", "x/2.jpg", "labels.csv"]}, "labels.csv", 1),
@@ -437,6 +438,7 @@ def test_archives_that_may_mean_several_things_are_a_doubt_with_commands(name: s
     with pytest.raises(DoubtError, match=words) as caught:
         scan(src)
     assert len(caught.value.readings) >= least
+    assert "folders are" not in str(caught.value) or "a/0.tar" in archives  # but archives are, or folders in archives
     assert all(set(one.options) == {"--labels"} and one.src is None for one in caught.value.readings)
     images = [name for names in archives.values() for name in names if not name.endswith((".txt", ".csv"))]
     assert scan(src, labels="none").num_sources == len(images)

@@ -37,7 +37,7 @@ def _folders(path: Path) -> set[str]:
 def _are_classes(scanned: Scanned, count: int, where: str = "") -> bool:
     src, _, found = scanned
     place = src if src.as_posix().endswith(f"/{where}") else src / where
-    in_archives = _noted(scanned, "the folders in ")
+    in_archives = _noted(scanned, "the folders in ") or _noted(scanned, "the archives ")
     folders = {name for one in _sources(found) for name in os.fsdecode(one.key).split("/")[:-1]}
     folders = folders if in_archives else _folders(place)
     return len(found.classes) == count and set(found.classes) <= folders and _has_labels(found)
@@ -69,6 +69,11 @@ def _has_masks(scanned: Scanned, masks: str, images: str) -> bool:
     return named and "mask" in {spec.name for spec in found.arrays}
 
 
+def _has_masks_in_splits(scanned: Scanned, masks: str, images: str) -> bool:
+    folders = {name for source in _sources(scanned[2]) for name in os.fsdecode(source.key).split("/")}
+    return _has_masks(scanned, "", "") and images in folders and masks not in folders
+
+
 def _ends(scanned: Scanned, ending: str) -> bool:
     return any(os.path.splitext(source.key)[0].endswith(os.fsencode(ending)) for source in _sources(scanned[2]))
 
@@ -78,17 +83,27 @@ def _noted(scanned: Scanned, *words: str) -> bool:
 
 
 MEANINGS: Sequence[tuple[str, Callable[..., bool]]] = (
-    (r"folders are classes", lambda it: _has_labels(it[2])),
-    (r"these (\d+) folders are classes", lambda it, count: _are_classes(it, int(count))),
+    (r"folders in archives are classes", lambda it: _has_labels(it[2])),
+    (
+        r"these (\d+) (?:folders|(?:names of )?archives|folders in archives) are classes",
+        lambda it, count: _are_classes(it, int(count)),
+    ),
     (r"all files are pictures, without labels", _has_none),
-    (r"the (\d+) folders in each split are classes", lambda it, count: len(it[2].classes) == int(count)),
-    (r"the (\d+) folders in (.+) are classes", lambda it, count, where: _are_classes(it, int(count), where)),
+    (
+        r"the (\d+) (?:folders|archives|folders in archives) in each split are classes",
+        lambda it, count: len(it[2].classes) == int(count),
+    ),
+    (
+        r"the (\d+) (?:folders|archives) in (.+) are classes",
+        lambda it, count, where: _are_classes(it, int(count), where),
+    ),
     (r"(.+) is the only class", lambda it, name: it[2].classes == (name,)),
-    (r"the deepest folders are classes", _are_leaves),
+    (r"the deepest (?:folders|archives|folders in archives) are classes", _are_leaves),
     (r"no image has a label", _has_none),
     (r"no image in (.+) has a label", _has_none),
     (r"all are of one split, without labels", lambda it: _has_none(it) and len(it[2].splits) == 1),
     (r"(.+) is the collection", lambda it, where: it[0].as_posix().endswith(where)),
+    (r"(.+) holds the masks of (.+) in each split", _has_masks_in_splits),
     (r"(.+) holds the masks of (.+)", _has_masks),
     (r"names that end with (.+) are masks", lambda it, ending: _has_masks(it, "", "") and not _ends(it, ending)),
     (r"(.+) lists the images", lambda it, table: _noted(it, f"{table}: ")),

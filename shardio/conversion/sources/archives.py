@@ -86,41 +86,58 @@ def list_members(
             raise SourceError(f"{src}: expected distinct names in {one.where!r}, found {name!r} twice")
     parts = {archive: _unwrapped(archive, names) for archive, names in by_archive.items()}
     are_several = len(set(map(split_name, words.values()))) < len(parts)
-    are_classes = are_several and labels != "none" and not all("/" in name for name in chain(*parts.values()))
-    for is_above in (are_classes, True):  # else names begin anew in each archive
-        paths = {
-            _path(archive, words[archive], is_above, name): place
+    is_class = are_several and labels != "none" and not all("/" in name for name in chain(*parts.values()))
+    is_flat = all(word or "/" not in archive for archive, word in words.items())
+    # cat_0.tar and cat_1.tar have one class.
+    stems = {archive: _stem(archive) for archive in parts}
+    bases = {archive: re.sub(r"[\W_]+\d+$", "", stem) for archive, stem in stems.items()}
+    num_series = len({(words[archive], base) for archive, base in bases.items()})
+    is_numbered = is_class and is_flat and len(set(words.values())) < num_series < len(parts)
+    above = {one: f"{bases[one]}/{stem}" if is_numbered else stem for one, stem in stems.items()}
+
+    def placed(is_above: bool) -> dict[str, Place]:
+        return {
+            _path(archive, words[archive], above[archive] if is_above else "", name): place
             for archive, names in parts.items()
             for name, place in names.items()
         }
-        if len(paths) == len(images):
-            break
+
+    paths = placed(is_class)
+    is_above = is_class or len(paths) < len(images)  # names begin anew in each archive
+    paths = paths if is_above == is_class else placed(is_above)
     scan = _Members(src, folder, paths, ignored)
-    stems = {archive: _stem(archive) for archive in parts}
+    some = first_of(list(stems.values()), 3, repr)
     series = {(words[archive], re.sub(r"\d+", "", stem)) for archive, stem in stems.items()}
-    if are_classes and len(series) == len(set(words.values())) and not all(map(_WORDNET.fullmatch, stems.values())):
-        some = first_of(list(stems.values()), 3, repr)
+    if is_numbered:
+        scan.doubts.append(f"expected an archive for each class, found several, such as {some}")
+    elif is_class and len(series) == len(set(words.values())) and not all(map(_WORDNET.fullmatch, stems.values())):
         scan.doubts.append(f"expected names of classes, found {some}, which would become classes")
     listing = list_tree(src, labels, told=told, scan=scan)
     found: dict[str, list[Found]] = {}
     for split, ones in listing.found.items():
         at = (one.place if isinstance(one.place, bytes) else one.key for one in ones)
         found[split] = [one._replace(place=paths[os.fsdecode(path)]) for one, path in zip(ones, at, strict=True)]
-    note = f"{src.name}: the folders in {first_of(list(parts), 3)}"
+    note = f"{src.name}: {'the archives' if is_above else 'the folders in'} {first_of(list(parts), 3)}"
     known = replace(listing.known, origin=FileOrigin(folder), notes=(note,))
     # Folders in an archive are no SRC, and no `--masks`.
-    readings = [one for one in listing.readings if one.src is None and set(one.options) == {"--labels"}]
+    options = [{"--labels": "folders"}, {"--labels": "none"}] + [{"--labels": "leaf"}] * (not is_numbered)
+    inside = "folders in archives"
+    noun = "names of archives" if is_numbered else inside if not is_above else "archives" if is_flat else "folders"
+    readings = [
+        one._replace(meaning=one.meaning.replace("folders", inside if "leaf" in one.options.values() else noun))
+        for one in listing.readings
+        if one.src is None and one.options in options
+    ]
     doubts = [*listing.doubts, "unpack it to convert some of its folders"] if listing.doubts else ()
     return replace(listing, found=found, known=known, doubts=doubts, readings=readings)
 
 
-def _path(archive: str, word: str, is_above: bool, name: str) -> str:
-    """Returns the path of an image below the folder for its split, and with `is_above` below one for its archive."""
+def _path(archive: str, word: str, above: str, name: str) -> str:
+    """Returns the path of an image below the folder for its split, and below `above`, which stands for its archive."""
     first, _, rest = name.partition("/")
     if word and rest and split_name(first) == split_name(word):
         name = rest
-    above = _stem(archive) if word else os.path.splitext(archive)[0]
-    return "/".join(filter(None, (word, above if is_above else "", name)))
+    return "/".join(filter(None, (word or os.path.dirname(archive) * bool(above), above, name)))
 
 
 def _stem(archive: str) -> str:
@@ -144,17 +161,16 @@ class _Members(Scan):
         super().__init__(root, "images")
         self.ignored, self._folder, self._paths = ignored, folder, paths
         self.disk = Disk(lambda path: False, self._look, lambda path: ())
-        self._folders: dict[str, set[str]] = defaultdict(set)
-        self._files: dict[str, list[str]] = defaultdict(list)
-        for path in sorted(paths):
-            above, _, name = path.rpartition("/")
-            self._files[above].append(name)
-            while above and above not in self._folders[parent := above.rpartition("/")[0]]:
-                self._folders[parent].add(above)
-                above = parent
+        self._entries: dict[str, set[tuple[str, bool]]] = defaultdict(set)
+        for path in paths:
+            above, is_image = path, True
+            while above:
+                above, _, name = above.rpartition("/")
+                self._entries[above].add((name, is_image))
+                is_image = False
 
-    def identity(self, folder: Path) -> tuple[int, int]:
-        return 0, 0
+    def identity(self, folder: Path) -> object:
+        return folder
 
     def _inside(self, path: Path) -> str:
         return str(path)[len(str(self.root)) + 1 :]
@@ -166,17 +182,8 @@ class _Members(Scan):
             return look(io.BytesIO(read_file(self._folder / os.fsdecode(place.file), place)))
         return None
 
-    def list(self, folder: Path) -> tuple[list[str], list[str]]:
-        here = self._inside(folder)
-        return sorted(map(os.path.basename, self._folders[here])), self._files[here]
+    def entries(self, folder: Path) -> Iterator[tuple[str, bool]]:
+        yield from sorted(self._entries[self._inside(folder)])
 
     def has_folders(self, folder: Path) -> bool:
         return bool(self.list(folder)[0])
-
-    def files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
-        pending = [self._inside(top)]
-        while pending:
-            here = pending.pop()
-            pending += self._folders[here]
-            for name in self._files[here]:
-                yield str(self.root / here), name

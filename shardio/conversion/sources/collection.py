@@ -11,6 +11,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import stat
 import threading
 import zlib
@@ -35,9 +36,6 @@ from shardio.system.opening import open_file
 
 # Asking a filesystem for sizes is waiting, on a network.
 _STAT_THREADS = 16
-
-# Enough that a random transform shows itself.
-_MOST_TRIED = 8
 
 # JPEGs are found, too, and refused by name.
 _MASK_SUFFIXES = (".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jpg", ".jpeg")
@@ -95,6 +93,12 @@ class DatasetItem(NamedTuple):
     label: int | None
     arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
     """The sample's value for each array of the set, by the array's name."""
+
+
+def cut(stem: str, where: str) -> re.Match[str] | None:
+    """Finds `where`, an ENDING, FOLDER/ENDING or FOLDER/, in a path without suffix, and groups what is around it."""
+    folder, ending = os.path.split(where)
+    return re.fullmatch(rf"(.*/)?{re.escape(os.path.join(folder, ''))}(.*){re.escape(ending)}", stem, re.DOTALL)
 
 
 Place = bytes | Extent | Item | Fault | None
@@ -172,11 +176,13 @@ class Origin(ABC):
     def _mask_stems(self, source: Source) -> Iterator[str]:
         """Yields the paths, without suffix, that the source's mask may have in the folder of masks."""
         old, _, new = self.mask_suffix.rpartition("=")
+        folder, ending = os.path.split(new)
         for path in (source.key, source.place):  # the key says `train` even where the folder is called otherwise
             if isinstance(path, bytes):
                 stem = os.path.splitext(os.fsdecode(path))[0]
-                if "\0" not in stem and not os.path.isabs(stem) and os.pardir not in stem.split("/"):
-                    yield from [stem.removesuffix(old) + new] if stem.endswith(old) else ()
+                is_inside = "\0" not in stem and not os.path.isabs(stem) and os.pardir not in stem.split("/")
+                if is_inside and (found := cut(stem, old)):
+                    yield os.path.join(found[1] or "", folder, found[2] + ending)
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
         """Returns a text for each source, which changes if its image or mask is replaced, rewritten or lost."""
@@ -338,12 +344,6 @@ class FileOrigin(Origin):
             path, extent = self._find(source)
             found.append(state(path) if extent is None else f"{state(path)}\0{extent.offset} {extent.nbytes}")
         return found
-
-
-def some_of(count: int) -> list[int]:
-    """Returns up to 8 numbers from 0 to `count` - 1, evenly spaced: samples that tell datasets and files apart."""
-    numbers: list[int] = np.unique(np.linspace(0, count - 1, _MOST_TRIED).astype(np.int64)).tolist()
-    return numbers
 
 
 def digest(fingerprints: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardio.conversion.arrays import ARRAY, ArraySpec, Label, as_float32, declare, label_array, label_name
 from shardio.conversion.images.decode import check_object, decode_image
 from shardio.conversion.images.warned import KeptWarnings
-from shardio.conversion.sources.collection import Collection, DatasetItem, Item, Origin, Source, is_want, some_of
+from shardio.conversion.sources.collection import Collection, DatasetItem, Item, Origin, Source, is_want
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import DEFAULT_SPLIT, by_split, check_label, number_labels
 from shardio.conversion.sources.table import LABEL_NAMES
@@ -30,6 +30,9 @@ from shardio.format.parse import check_text, first_repeated
 
 if TYPE_CHECKING:
     import torch
+
+# Enough that a random transform shows itself.
+_MOST_TRIED = 8
 
 
 class Dataset(Protocol):
@@ -187,6 +190,12 @@ def _get(dataset: Dataset, number: int) -> Any:
         if is_want(error):
             raise
         raise DecodeError("unreadable", f"{type(error).__name__}: {error}") from error
+
+
+def some_of(count: int) -> list[int]:
+    """Returns up to 8 numbers from 0 to `count` - 1, evenly spaced: samples that tell datasets and files apart."""
+    numbers: list[int] = np.unique(np.linspace(0, count - 1, _MOST_TRIED).astype(np.int64)).tolist()
+    return numbers
 
 
 def _look_at_one(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
+from bisect import bisect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,10 +23,12 @@ from shardio.errors import first_of
 # Words in the names of folders. Some classes of a collection may have such names, too, but not all.
 _SPLIT = r"train(ing|val|set)?|val(id|idation|set)?|dev|test(ing|set)?|eval(uation)?|holdout|unlabell?ed|extra"
 _IMAGES = r"(jpeg)?images?|imgs?|pictures?|rgb|hr|lr|frames?|stills?"
-_MASKS = r"masks?|disp|flow|label(s|ed)?|annot(ation)?s?|seg(mentation)?s?|gt|(ground)?truth|trimaps?|depth|disparity"
+_MASKS = (
+    r"masks?|disp|flow|label(s|ed)?|annot(ation)?s?|seg(mentation)?s?|gt|(ground)?truth|(tri)?maps?|depth|disparity"
+)
 _WITH_ROLES = (
     r"\d+|jpe?g|png|tiff?|class|object|fine|coarse|ground|bit|ids?|raw|orig(inal)?s?|color|binary|semantic|instance|full|"
-    r"maps?|sets?|bicubic|x|t[rs]|dir|folder|(meta)?data|meta|info|occ|noc|obj|viz|docs?|lists?|box(es)?|xmls?|txt|json"
+    r"sets?|bicubic|x|t[rs]|dir|folder|(meta)?data|meta|info|occ|noc|obj|viz|docs?|lists?|box(es)?|xmls?|txt|json|left|right"
 )
 # These are roles only of folders that have the same names of files.
 _PAIRED = (
@@ -119,20 +121,12 @@ def kind_of(name: str) -> str:
         return "split"
     if _PART.fullmatch(name):
         return "part"
-    if not name.isdigit() and all(re.fullmatch(f"{_IMAGES}|{_MASKS}|{_WITH_ROLES}", word) for word in _words(name)):
-        return "masks" if _has(name, _MASKS) else "images" if _has(name, _IMAGES) else "lists"
-    return "pair" if _has(name, _PAIRED) or name in ("A", "B") else ""
-
-
-def of_classes(names: Iterable[str]) -> Sequence[str]:
-    """Returns the first two names that may be of classes, since they are of no role, split or part."""
-    return list(islice((name for name in names if kind_of(name) in ("", "pair", "lists")), 2))
-
-
-def are_no_classes(names: Sequence[str]) -> bool:
-    """Whether all names (of three or more: all but one) are of roles, splits or parts."""
-    few = len(names) > 1 and len(of_classes(names)) <= (len(names) > 2)
-    return few and not {"", "pair", "lists"}.issuperset(map(kind_of, names))
+    has_role = not name.isdigit() and all(
+        re.fullmatch(f"{_IMAGES}|{_MASKS}|{_WITH_ROLES}", word) for word in _words(name)
+    )
+    if has_role and (_has(name, _MASKS) or _has(name, _IMAGES)):
+        return "masks" if _has(name, _MASKS) else "images"
+    return "pair" if _has(name, _PAIRED) or name in ("A", "B") else "lists" if has_role else ""
 
 
 def unwrapped(place: str, paths: Sequence[bytes]) -> tuple[str, Sequence[str]]:
@@ -148,18 +142,31 @@ def unwrapped(place: str, paths: Sequence[bytes]) -> tuple[str, Sequence[str]]:
         place = f"{place}/{inner[0]}"
 
 
-def _suffix(mask: bytes, stems: Collection[bytes]) -> bytes:
-    """Returns what the name of a mask has after the longest name in `stems` with which it begins."""
-    return next((mask[end:] for end in range(len(mask), 0, -1) if mask[:end] in stems), b"")
+def _endings(masks: Sequence[bytes], images: Iterable[bytes]) -> tuple[str, str] | None:
+    """Returns the endings in which the names of masks and of their images differ, such as ("_rgb", "_gt").
+
+    None if most masks have no image. The names have no suffixes.
+    """
+    ordered, mask = sorted(images), masks[0]
+    at = bisect(ordered, mask)
+    near = ordered[max(at - 1, 0) : at + 1]
+    begins = [(end, image) for image in near for end in range(len(mask) + 1) if image.startswith(mask[:end])]
+    common, image = max(begins, default=(0, b""))
+    if common < len(image):
+        common = len(mask[:common].rstrip(b"_-. "))
+    old, new = image[common:], mask[common:]
+    found = {one.removesuffix(new) + old for one in masks if one.endswith(new)}
+    is_paired = common and len(found.intersection(ordered)) >= _ENOUGH_PAIRED * len(masks)
+    return (os.fsdecode(old), os.fsdecode(new)) if is_paired else None
 
 
 def _go_on(part: Part) -> bool:
     """Whether the pictures of each folder, which are numbered, go on where those of the folder before end."""
     last = -1
     for name in part.full:
-        numbers = [re.fullmatch(rb"[^/]*/[a-zA-Z]*(\d+)\.\w+", path) for path in part.classes[name]]
+        numbers = (re.fullmatch(rb"[^/]*/[a-zA-Z]*(\d+)\.\w+", path) for path in part.classes[name])
         found = [int(one[1]) for one in numbers if one]
-        if len(found) < len(numbers) or min(found) <= last:
+        if len(found) < len(part.classes[name]) or min(found) <= last:
             return False
         last = max(found)
     return True
@@ -174,80 +181,82 @@ class Layout:
         self.first = self.labeled[0] if self.labeled else parts[0]
         self.names = list(self.first.classes) if self.labeled else []
         self.full = sorted({name for part in self.labeled for name in part.full})
-        folders = {path[: path.rindex(b"/")] for path in chain.from_iterable(self.first.classes.values())}
+        self.paths = [*self.first.images, *chain.from_iterable(self.first.classes.values())]
+        folders = {path.rpartition(b"/")[0] for path in self.paths}
         self.leaves = sorted(os.fsdecode(folder) for folder in folders if b"/" in folder)
         self.is_deep_only = len(self.leaves) == len(folders)
 
     @cached_property
     def others(self) -> str:
-        """What all folders are by their names, if they are no classes: "splits", "parts" or "images and masks"."""
-        if len(self.names) > 1:
-            picture = self.first.path / os.fsdecode(self.first.classes[self.first.full[0]][0])
-            sidecars = (self.root / "dataset.json", picture.with_suffix(".json"), picture.with_suffix(".txt"))
-            are_numbered = all(re.fullmatch(r"([a-zA-Z]+_?)?\d{4,}", name) for name in self.names)
-            is_band = re.search(r"_B\d[\dA]$", picture.stem)  # of a satellite's picture, which is a folder
-            if is_band or self.are_dates or (are_numbered and any(map(self.disk.exists, sidecars))):
-                return "parts"
-            if are_numbered and _go_on(self.first):
-                return "parts"
+        """What all folders are, if they are no classes: "splits", "parts", "dates" or "images and masks"."""
         names = [name for name in self.names if self.first.classes[name] or kind_of(name) != "lists"]
-        kinds = set(map(kind_of, names)) if are_no_classes(names) else set()
-        return "splits" if "split" in kinds else "parts" if "part" in kinds else "images and masks" if kinds else ""
+        if len(names) < 2:
+            return ""
+        if len({_DATE.sub("", name, 1) for name in self.names}) == 1:
+            return "dates"
+        picture = self.first.path / os.fsdecode(self.first.classes[self.first.full[0]][0])
+        sidecars = (self.root / "dataset.json", picture.with_suffix(".json"), picture.with_suffix(".txt"))
+        are_numbered = all(re.fullmatch(r"([a-zA-Z]+_?)?\d{4,}", name) for name in self.names)
+        is_band = re.search(r"_B\d[\dA]$", picture.stem)  # of a satellite's picture, which is a folder
+        if is_band or (are_numbered and (_go_on(self.first) or any(map(self.disk.exists, sidecars)))):
+            return "parts"
+        are_splits = len({known_split(name) for name in names} - {""}) > 1
+        # Of three or more classes, all but one may have such names.
+        classes = islice((name for name in names if kind_of(name) in ("", "pair", "lists")), 2)
+        if not are_splits and len(list(classes)) > (len(names) > 2):
+            return ""
+        kinds = set(map(kind_of, names))
+        if are_splits or "split" in kinds:
+            return "splits"
+        return "images and masks" if kinds & {"masks", "images"} else "parts" if "part" in kinds else ""
 
     @cached_property
-    def are_known(self) -> bool:
-        """Whether no folder may be a class, by its name. But training_fake, training_real have own words."""
+    def may_be_classes(self) -> bool:
+        """Whether the folders may be classes. Words of their own say so: training_fake, training_real."""
+        if self.others in ("", "dates"):
+            return bool(self.labeled) and not self.are_above_classes
         known = f"{_SPLIT}|{_IMAGES}|{_MASKS}|{_WITH_ROLES}|.{{1,2}}"
         own = {" ".join(word for word in _words(name) if not re.fullmatch(known, word)) for name in self.first.full}
-        if not self.others or (self.others == "splits" and "" not in own and len(own) == len(self.first.full)):
-            return False
-        are_numbers = all(map(str.isdigit, self.names)) and not self.are_dates
-        return are_numbers or not of_classes(self.first.full)
-
-    @cached_property
-    def are_dates(self) -> bool:
-        """Whether the names of folders differ in a year or a date alone, as those of photographs do."""
-        return len(self.names) > 1 and len({_DATE.sub("", name, 1) for name in self.names}) == 1
-
-    @cached_property
-    def masks_among_images(self) -> Sequence[bytes]:
-        """Masks in the same folders as their images, by their names, of a sample of the names."""
-        paths = [*self.first.images, *chain.from_iterable(self.first.classes.values())]
-        some = paths[:: -(-len(paths) // _SAMPLED) or 1]
-        masks = [path for path in some if _NAME_OF_MASK.search(path)] or self._endings(sorted(paths)[:_SAMPLED])
-        is_other = self.has_masks or self.others or self.gray or not _LEAST_MASKS * len(some) <= len(masks) < len(some)
-        return () if is_other else masks
-
-    def _endings(self, paths: Sequence[bytes]) -> list[bytes]:
-        """Returns paths with the name of another picture and an ending that nearly all pictures have, such as _GT.
-
-        Only those that are gray, while the other pictures are not.
-        """
-        by_stem = {path.rpartition(b".")[0]: path for path in paths}
-        base: dict[bytes, tuple[bytes, bytes]] = {}
-        for stem, path in by_stem.items():
-            ends = [match.start() for match in re.finditer(rb"[\W_](?=[^/]*[a-zA-Z][^/]*$)", stem)]
-            if (end := next((end for end in reversed(ends) if stem[:end] in by_stem), 0)) and b"/" not in stem[end:]:
-                base[path] = (by_stem[stem[:end]], stem[end:])
-        most = Counter(ending for _, ending in base.values())
-        common = {one for one, count in most.items() if count >= _ENOUGH_PAIRED * (len(paths) - len(base))}
-        found = [path for path, (_, ending) in base.items() if ending in common]
-        for path in found[:_LOOKED_AT]:
-            looks = [self.disk.look(self.first.path / os.fsdecode(one)) for one in (path, base[path][0])]
-            if [look and look[0] for look in looks] != [True, False]:
-                return []
-        return found
+        are_own = "" not in own and len(own) == len(self.first.full)
+        return self.others != "parts" and (are_own or any(kind_of(name) in ("", "pair") for name in self.first.full))
 
     @cached_property
     def are_above_classes(self) -> bool:
         """Whether the folders hold only folders, and the names of these look like names of classes or splits."""
         if len(self.full) == 1:
             return bool(unwrapped(self.full[0], self.first.classes.get(self.full[0], ()))[1])
-        inner = {tuple(leaf.split("/")[:2]) for leaf in self.leaves}
-        names = {name for _, name in inner}
-        repeats = any(len(above) > 2 and above in name for above, name in inner)
-        are_own = len(names) == len(inner) > len(self.full) and not repeats
-        return self.is_deep_only and are_own
+        inner = [leaf.split("/") for leaf in self.leaves]
+        while inner and len({one[1] for one in inner}) == 1 and all(len(one) > 2 for one in inner):
+            inner = [[one[0], *one[2:]] for one in inner]
+        pairs = {(one[0], one[1]) for one in inner}
+        names = {name for _, name in pairs}
+        if not self.is_deep_only or len(names) < 2:
+            return False
+        if len(names) == len(pairs):
+            return len(names) > len(self.full) and not any(len(above) > 2 and above in name for above, name in pairs)
+        # Each patient or each domain may have a folder of each class.
+        is_last = all(len(one) == 2 for one in inner) and len(pairs) >= 2 * len(names)
+        are_words = not re.search(r"\d", "".join(names))
+        are_classes = are_words or (names == {"0", "1"} and all(re.search(r"\d", above) for above in self.full))
+        return is_last and are_classes and not any(map(kind_of, names))
+
+    @cached_property
+    def masks_among_images(self) -> Sequence[bytes]:
+        """Some masks in the same folders as their images: by name, or gray pictures of color pictures."""
+        paths = [] if self.has_masks or self.others or self.gray else self.paths
+        some = paths[:: -(-len(paths) // _SAMPLED) or 1]
+        masks = [path for path in some if _NAME_OF_MASK.search(path)]
+        stems = {path.rpartition(b".")[0]: path for path in paths[:_SAMPLED]}
+        base = b"/"
+        for stem in () if masks else sorted(stems):
+            if stem.startswith(base) and re.fullmatch(rb"[\W_][^/]*[a-zA-Z][^/]*", stem[len(base) :]):
+                masks.append(stems[stem])
+                looks = [self.disk.look(self.first.path / os.fsdecode(stems[one])) for one in (stem, base)]
+                if [look and look[0] for look in looks] != [True, False]:
+                    return ()
+            else:
+                base = stem
+        return masks if _LEAST_MASKS * len(some) <= len(masks) < len(some) else ()
 
     @cached_property
     def gray(self) -> Mapping[str, Sequence[str]]:
@@ -272,13 +281,9 @@ class Layout:
         if (flat := [part for part in self.parts if part.images and not part.full]) and self.labeled:
             expected = f"class folders in {flat[0].path.name!r}, as in {self.first.path.name!r}"
             yield f"expected {expected}, found {len(flat[0].images):,} {noun} without class folders"
-        splits = [name for name in self.names if known_split(name)]
         if self.others:
             way = " (rename splits to train, val or test)" if self.others == "splits" else ""
             yield f"expected names of classes, found names of {self.others}: {first_of(self.names, 4, repr)}{way}"
-        elif len(set(map(known_split, splits))) > 1:  # one class may have such a name: many collections have trains
-            listed = ", ".join(map(repr, splits))
-            yield f"expected names of classes, found names of splits ({listed}), which would become classes"
         elif len(full) == 1:
             yield f"expected at least two classes, found only {full[0]!r}"
         elif self.leaves:
@@ -289,57 +294,55 @@ class Layout:
             yield f"expected {noun} of other names in each class folder, found the same in {first_of(full, 5, repr)}"
         if masks := self.masks_among_images:
             yield f"expected {noun} alone, found masks among them, such as {os.fsdecode(masks[0])!r}"
-        if self.metadata:
-            part, name = self.metadata[0]
+        for part, name in self.metadata[:1]:
             yield f"expected only {noun} in {str(part.path)!r}, found {name!r} next to them"
 
     def readings(self) -> Iterator[Reading]:
         """Yields what the layout may mean, and the command for each meaning."""
-        masks = [found for part in self.labeled for found in self._masks(part)][:2]
-        if self.labeled and not self.are_known and not self.are_above_classes:
-            where = f"in {self.first.path.name} " if self.first.split else ""
-            where = "in each split " if len(self.labeled) > 1 else where
-            several = f"{'the' if where else 'these'} {len(self.names)} folders {where}are classes"
+        if self.may_be_classes:
+            inside = f"in {'each split' if len(self.labeled) > 1 else self.first.path.name} are classes"
+            these = f"these {len(self.names)} folders are classes"
+            several = f"the {len(self.names)} folders {inside}" if self.first.split else these
             one = f"{self.names[0]} is the only class"
             yield Reading(one if len(self.names) == 1 else several, {"--labels": "folders"})
-        leaves = [os.path.basename(leaf) for leaf in self.leaves]
-        are_clear = len(set(leaves)) == len(leaves) >= 1 or len(leaves) >= 2 * len(set(leaves)) > 2
-        if are_clear and not self.others and len(self.full) > 1 < len(of_classes(set(leaves))):
+        leaves = list(map(os.path.basename, self.leaves))
+        names = {name for name in leaves if kind_of(name) in ("", "pair", "lists")}
+        are_clear = len(set(leaves)) == len(leaves) or len(leaves) >= 2 * len(set(leaves))
+        if are_clear and not self.others and len(self.full) > 1 < len(names):
             yield Reading("the deepest folders are classes", {"--labels": "leaf"})
         if self.metadata:
             tables = tuple(f"{one.split}={one.path / name}".lstrip("=") for one, name in self.metadata)
             yield Reading(f"{self.metadata[0][1]} lists the images", {"--table": tables, "--labels": None})
-        if (ending := self._ending()) is not None:
-            options = {"--masks": str(self.root), "--mask-suffix": ending}
-            yield Reading(f"names that end with {ending.rpartition('=')[2]} are masks", options)
-        for part, mask, name, suffix in masks:
-            meaning = f"{part.place(mask)} holds the masks of {part.place(name)}"
-            given = {"--masks": str(part.path / mask), "--mask-suffix": suffix or None, "--labels": None}
-            yield Reading(meaning, given, part.path / name)
-        yield from self._right_folders({mask for _, mask, _, _ in masks})
+        if among := self.masks_among_images:
+            rest = set(self.paths).difference(among)
+            old, new = _endings(*([path.rpartition(b".")[0] for path in some] for some in (among, rest))) or ("", "")
+            if new:
+                options = {"--masks": str(self.root), "--mask-suffix": f"{old}={new}".lstrip("=")}
+                yield Reading(f"names that end with {new} are masks", options)
+        masks = [list(self._masks(part)) for part in self.parts]
+        if self.first.split and (common := [one for one in masks[0] if all(one in some for some in masks)]):
+            for mask, name, old, new in common[:2]:
+                suffix = f"{name}/{old}={mask}/{new}"
+                whole = {"--masks": str(self.root), "--mask-suffix": suffix, "--labels": "none"}
+                yield Reading(f"{mask} holds the masks of {name} in each split", whole)
+        else:
+            pairs = [(part, *one) for part, some in zip(self.parts, masks, strict=True) for one in some]
+            for part, mask, name, old, new in pairs[:2]:
+                ending = f"{old}={new}".lstrip("=") or None
+                given = {"--masks": str(part.path / mask), "--mask-suffix": ending, "--labels": "none"}
+                yield Reading(f"{part.place(mask)} holds the masks of {part.place(name)}", given, part.path / name)
+        yield from self._right_folders({mask for some in masks for mask, *_ in some})
         if self.others == "splits" and not self.first.split:
             yield Reading("all are of one split, without labels", {"--labels": "none"})
         elif self.others != "images and masks" and not self.gray:
-            beside = self.disk.tables(self.root) if self.others == "parts" else ()
+            beside = self.disk.tables(self.root) if self.others else ()
             yield from (Reading(f"{name} lists the images", {"--table": str(self.root / name)}) for name in beside[:1])
-            are_all = Reading("all files are pictures, without labels", UNLABELED.options)
-            yield are_all if self.masks_among_images else UNLABELED
-
-    def _ending(self) -> str | None:
-        """Returns the `--mask-suffix` of masks that lie among their images; None if there are none, or no image."""
-        found = _NAME_OF_MASK.search(next(iter(self.masks_among_images), b""))
-        if found is None:
-            return None
-        new, base = found[1], found.string[: found.start()]
-        paths = chain(self.first.images, *self.first.classes.values())
-        rest = {path.rpartition(b".")[0][len(base) :] for path in paths if path.startswith(base)} - {new}
-        old = min((one for one in rest if re.fullmatch(rb"([\W_][a-zA-Z]+)?", one)), default=None)
-        return None if old is None else os.fsdecode(old + b"=" * bool(old) + new)
+            yield Reading("all files are pictures, without labels", UNLABELED.options) if among else UNLABELED
 
     def _right_folders(self, masks: Collection[str]) -> Iterator[Reading]:
         """Yields readings with another SRC, if SRC is a folder too high, or its folders are no classes."""
         first, pictures = self.first, [name for name in self.first.full if name not in masks]
-        names = [name for name in pictures if kind_of(name) in ("split", "images")]
+        names = [name for name in pictures if kind_of(name) in ("split", "images", *["part"] * bool(masks))]
         names.sort(key=lambda name: "train" not in name.lower())
         if not self.others:
             names = pictures[:1] if self.gray or (len(self.full) == 1 and self.are_above_classes) else []
@@ -347,10 +350,8 @@ class Layout:
             place, inner = unwrapped(name, first.classes[name])
             src, where = first.path / place, first.place(place)
             if inner:
-                is_high = are_no_classes(inner) or any(map(known_split, inner))
-                meaning = (
-                    f"{where} is the collection" if is_high else f"the {len(inner)} folders in {where} are classes"
-                )
+                classes = f"the {len(inner)} folders in {where} are classes"
+                meaning = f"{where} is the collection" if any(map(kind_of, inner)) else classes
                 yield Reading(meaning, {"--labels": None}, src)
                 continue
             split = next((word for word in _words(name) if re.fullmatch(_SPLIT, word)), "")
@@ -360,27 +361,23 @@ class Layout:
             else:
                 yield Reading(f"no image in {where} has a label", {"--labels": "none"}, src)
 
-    def _masks(self, part: Part) -> Iterator[tuple[Part, str, str, str]]:
-        """Yields (part, folder of masks, folder of their images, what the masks' names have after their images')."""
-        if not self.gray and self.others not in ("images and masks", "splits"):
-            return
+    def _masks(self, part: Part) -> Iterator[tuple[str, str, str, str]]:
+        """Yields (folder of masks, folder of their images, ending of an image's name, ending of its mask's name)."""
+        may_be = bool(self.gray) or self.others in ("images and masks", "splits")
         gray = self.gray.get(part.split, ())
-        masks = [name for name in part.full if name in gray or _has(name, _MASKS)]
-        stems = {name: part.stems(name).keys() for name in part.full}
+        masks = [name for name in part.full if may_be and (name in gray or _has(name, _MASKS))]
+        stems = {name: list(part.stems(name)) for name in part.full if masks}
+        names = sorted(part.full, key=lambda name: kind_of(name) != "images")
         for mask in masks:
-            for name in [name for name in stems if name not in masks]:
-                suffix = _suffix(next(iter(stems[mask])), stems[name])
-                paired = {stem.removesuffix(suffix) for stem in stems[mask] if stem.endswith(suffix)} & stems[name]
-                if len(paired) >= _ENOUGH_PAIRED * len(stems[mask]):
-                    yield part, mask, name, os.fsdecode(suffix)
-                    break
+            ways = ((name, _endings(stems[mask], stems[name])) for name in names if name not in masks)
+            yield from islice(((mask, name, *endings) for name, endings in ways if endings), 1)
 
     def _gray_of_pairs(self, part: Part) -> Sequence[str] | None:
         """Returns the gray folders of a part whose folders pair up; None if the folders of `part` do not pair up.
 
         The same names of files are not enough. Numbers, also after a common word, are names that all classes may have.
         """
-        if self.others == "parts" or not 2 <= len(part.full) <= _MOST_PAIRED:
+        if self.others in ("parts", "dates") or not 2 <= len(part.full) <= _MOST_PAIRED:
             return None
         stems = {name: part.stems(name) for name in part.full}
         most = max(stems.values(), key=len).keys()
@@ -388,32 +385,16 @@ class Layout:
         if not shared or any(len(some.keys() & most) < _ENOUGH_PAIRED * len(some) for some in stems.values()):
             return None
         chosen = shared[:: -(-len(shared) // _LOOKED_AT)]
-        looks = {
-            name: [self.disk.look(part.path / os.fsdecode(some[stem])) for stem in chosen]
-            for name, some in stems.items()
-        }
-        are_gray = {name: {one[0] if one else None for one in seen} for name, seen in looks.items()}
-        gray = [name for name, found in are_gray.items() if found == {True}]
-        if 0 < len(gray) < len(stems) and all(found == {False} for name, found in are_gray.items() if name not in gray):
-            return gray
-        paired = [kind_of(name) in ("images", "masks", "pair") for name in stems]
+        looks = [[self.disk.look(part.path / os.fsdecode(some[stem])) for stem in chosen] for some in stems.values()]
+        kinds = [{one is not None and one[0] for one in seen} for seen in looks]
+        if all(len(found) == 1 for found in kinds) and len(set(map(min, kinds))) == 2:
+            return [name for name, found in zip(stems, kinds, strict=True) if found == {True}]
+        has_role = [kind_of(name) in ("images", "masks", "pair") for name in stems]
         numbers = [_NUMBERED.fullmatch(stem.rpartition(b"/")[2]) for stem in shared]
         words = {one[1] for one in numbers if one}
         are_numbers = all(numbers) and len(words) <= min(_MOST_WORDS, (len(shared) + 1) // 2)
         suffixes = [{path.rpartition(b".")[2].lower() for path in some.values()} for some in stems.values()]
         differ = all(len(some) == 1 for some in suffixes) and len(set.union(*suffixes)) > 1
-        if all(paired) or (not are_numbers and (any(paired) or differ or _have_sizes_of_pairs(list(looks.values())))):
-            return ()
-        return None
-
-
-def _have_sizes_of_pairs(looks: Sequence[Sequence[tuple[bool, tuple[int, int]] | None]]) -> bool:
-    """Whether the pictures of each pair have the same size or ratio of sizes, and those of a folder do not."""
-    sizes = [[one[1] for one in seen if one] for seen in looks]
-    first = sizes[0]
-    if len(set(first)) < 2 or any(len(some) != len(first) for some in sizes):
-        return False
-    return all(
-        len({(round(a / c, 1), round(b / d, 1)) for (a, b), (c, d) in zip(some, first, strict=True)}) == 1
-        for some in sizes
-    )
+        have_sizes = len(set(looks[0])) > 1 and all(seen == looks[0] for seen in looks)
+        are_pairs = all(has_role) or (not are_numbers and (any(has_role) or differ or have_sizes))
+        return () if are_pairs else None

@@ -38,9 +38,9 @@ from shardio.conversion.sources.collection import (
     digest,
     identify,
     read_file,
-    some_of,
 )
 from shardio.conversion.sources.containers import RECIPE
+from shardio.conversion.sources.datasets import some_of
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import known_split
 from shardio.conversion.sources.tree import list_tree

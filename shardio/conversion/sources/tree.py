@@ -69,7 +69,9 @@ def list_tree(
     folders, images = scan.list(root)
     named = [name for name in folders if known_split(name)]
     if named and len(folders) - len(named) <= _MOST_BESIDE:  # lists and annotations often lie beside the splits
-        for name in [name for name in folders if name not in named and not Scan(root, noun).holds_any(root / name)]:
+        for name in [
+            name for name in folders if name not in named and not any(Scan(root, noun).files(root / name, ()))
+        ]:
             folders.remove(name)
             scan.ignored.add(f"folder without {noun}", name)
     all_named = len(named) == len(folders) and labels not in ("folders", "leaf")
@@ -169,20 +171,25 @@ class Scan:
 
     def list(self, folder: Path) -> tuple[list[str], list[str]]:
         """Returns the names of the folders in `folder`, and of its images. Counts other entries in `ignored`."""
-        folders, images = [], []
+        found: tuple[list[str], list[str]] = ([], [])
+        for name, is_image in self.entries(folder):
+            found[is_image].append(name)
+        return found
+
+    def entries(self, folder: Path) -> Iterator[tuple[str, bool]]:
+        """Yields (name, whether it is an image) of the folders and images in `folder`, sorted."""
         for entry in sorted_entries(folder, self.ignored):
             if _kind(entry) == "folder":
-                folders.append(entry.name)
+                yield entry.name, False
             elif self._is_image(entry):
-                images.append(entry.name)
+                yield entry.name, True
             elif entry.name.endswith((".csv", ".tsv", ".jsonl", ".parquet")):
                 self.tables.setdefault(folder, []).append(entry.name)
-        return folders, images
 
     def has_folders(self, folder: Path) -> bool:
         return any(_kind(entry) == "folder" for entry in sorted_entries(folder, Ignored()))
 
-    def identity(self, folder: Path) -> tuple[int, int]:
+    def identity(self, folder: Path) -> object:
         """Returns what two paths of the same folder have in common."""
         status = folder.stat()
         return status.st_dev, status.st_ino
@@ -198,10 +205,7 @@ class Scan:
             self.ignored.add(f"not an {self.noun.removesuffix('s')}", entry.path)
         return False
 
-    def holds_any(self, top: Path) -> bool:
-        return next(self.files(top, ()), None) is not None
-
-    def files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
+    def files(self, top: Path, above: tuple[object, ...]) -> Iterator[tuple[str, str]]:
         """Yields (folder, file name) of all images in or below `top`. `above` has the folders above, by `identity`."""
         pending = [(top, above)]  # and no recursion: folders may be nested deeper than Python calls functions
         while pending:
@@ -210,11 +214,11 @@ class Scan:
             if here in above:  # a symbolic link to a folder that holds it
                 self.ignored.add("symlink loop", str(folder))
                 continue
-            for entry in sorted_entries(folder, self.ignored):
-                if _kind(entry) == "folder":
-                    pending.append((Path(entry.path), (*above, here)))
-                elif self._is_image(entry):
-                    yield str(folder), entry.name
+            for name, is_image in self.entries(folder):
+                if is_image:
+                    yield str(folder), name
+                else:
+                    pending.append((folder / name, (*above, here)))
 
 
 def _kind(entry: os.DirEntry[str]) -> Literal["folder", "file", "other"]:

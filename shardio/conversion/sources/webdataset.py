@@ -34,7 +34,7 @@ _TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 ARCHIVES = (".tar", ".zip")
 _BY_FOLDERS = ("folders", "leaf")
-_FOLDERS = Reading("folders are classes", {"--labels": "folders"})
+_FOLDERS = Reading("folders in archives are classes", {"--labels": "folders"})
 
 _WAY_OUT = f"put the tars in folders {', '.join(SPLIT_NAMES)}"
 _MAGIC = re.compile(r"[{*?[]")
