@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from shardio.cli.main import COMMANDS
+from shardio.cli.main import COMMANDS, cli
 from shardio.version import __version__
 
 project = "shardio"
@@ -106,7 +106,9 @@ def add_commands(app: Any, page: str, source: list[str]) -> None:
         for title, commands in COMMANDS.items():
             source[0] += f"\n## {title}\n"
             for command in commands:
-                with click.Context(command, info_name=f"shardio {command.name}", terminal_width=88) as context:
+                # Within the group, whose settings show the defaults.
+                group = cli.make_context("shardio", [str(command.name)], terminal_width=88)
+                with click.Context(command, group, command.name, terminal_width=88) as context:
                     source[0] += f"\n### shardio {command.name}\n\n```text\n{command.get_help(context)}\n```\n"
 
 

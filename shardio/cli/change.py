@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from shardio.cli.options import (
+    CommonFirst,
     folder,
     json_option,
+    path_text,
     selection_options,
     set_argument,
     splits_option,
@@ -93,7 +95,11 @@ def _parse_arrays(
     return arrays
 
 
-@click.command(short_help="Keep, drop or relabel samples, add arrays, in a new set.")
+@click.command(
+    cls=CommonFirst,
+    short_help="Keep, drop or relabel samples, add arrays, in a new set.",
+    common=("step", "split", "selected", "keys", "where", "labels", "classes", "arrays"),
+)
 @set_argument
 @click.argument("new", type=folder)
 @click.option("--keep", "step", flag_value="keep", help="Keep only the samples that match.")
@@ -109,6 +115,7 @@ def _parse_arrays(
 @click.option(
     "--classes",
     metavar="used|new|FILE",
+    type=path_text,
     help="used: leave out classes without samples. new: add names in --labels that are not classes yet. FILE: all "
     "classes in order, one per line.",
 )
@@ -118,6 +125,7 @@ def _parse_arrays(
     multiple=True,
     callback=_parse_arrays,
     metavar="NAME[:KIND]=FILE",
+    type=path_text,
     help="NPY file with a row for each sample of the result. KIND is array or mask. May be given again.",
 )
 @click.option(
@@ -164,7 +172,7 @@ def change(
 
 
 @click.command(short_help="Join several sets.")
-@click.argument("sets", nargs=-1, metavar="A B ...", required=True)
+@click.argument("sets", nargs=-1, metavar="A B ...", required=True, type=path_text)
 @click.argument("new", type=folder)
 @click.option("--only-common", is_flag=True, help="Keep only the arrays that all sets have.")
 @click.option(

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from shardio.cli.options import (
+    CommonFirst,
     convert_options,
     folder,
     json_option,
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
     from shardio.sets.verify import VerifyReport
 
 
-@click.command(short_help="Turn images or arrays into a shard set.")
+@click.command(
+    cls=CommonFirst,
+    short_help="Turn images or arrays into a shard set.",
+    common=("size", "fit", "pixels", "labels", "tables", "val", "workers", "max_bad"),
+)
 @click.argument("src", type=folder)
 @click.argument("out", type=folder)
 @convert_options()
@@ -78,7 +83,11 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
         say(next_step("view" if noun_of(report.source) == "image" else "info", out))
 
 
-@click.command(short_help="Show what convert would do, and how long.")
+@click.command(
+    cls=CommonFirst,
+    short_help="Show what convert would do, and how long.",
+    common=("size", "fit", "labels", "tables", "val", "workers", "max_bad", "seconds"),
+)
 @click.argument("src", type=folder)
 @click.argument("out", type=folder, required=False)
 @convert_options(
@@ -231,7 +240,11 @@ def _verdict(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
     yield from [next_step("bench", out)] if report.ok else _way_out(report, out)
 
 
-@click.command(short_help="Make damaged files of a set again.")
+@click.command(
+    cls=CommonFirst,
+    short_help="Make damaged files of a set again.",
+    common=["workers", "tables", "masks"],
+)
 @set_argument
 @click.argument("src", type=folder)
 @convert_options("source", "masks", "workers")

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import folder, json_option, selection_options, set_argument, split_option, splits_option
+from shardio.cli.options import (
+    folder,
+    json_option,
+    path_text,
+    selection_options,
+    set_argument,
+    split_option,
+    splits_option,
+)
 from shardio.cli.output import next_step, say, telling_of_servers
 from shardio.errors import counted, printable, shortened
 
@@ -28,7 +36,7 @@ _MOST_SHOWN = 12
 
 
 @click.command(short_help="Find samples by class, key and numbers.")
-@click.argument("out")
+@click.argument("out", type=path_text)
 @splits_option
 @selection_options()
 @json_option

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import json_option
+from shardio.cli.options import json_option, path_text
 from shardio.cli.output import next_step, show, table, telling_of_servers
 from shardio.errors import bytes_text, counted, printable, shortened
 
@@ -29,7 +29,7 @@ _MOST_CLASSES = 3
 
 
 @click.command(short_help="Show what a set holds.")
-@click.argument("out")
+@click.argument("out", type=path_text)
 @click.option("-v", "--verbose", is_flag=True, help="Show everything known about how the set was made.")
 @json_option
 def info(out: str, verbose: bool, as_json: bool) -> None:

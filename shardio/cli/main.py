@@ -36,7 +36,7 @@ from shardio.system.opening import limit_hint
 from shardio.version import __version__
 
 # As the help lists them.
-COMMANDS = {
+COMMANDS: dict[str, list[click.Command]] = {
     "Make a set": [convert, plan, verify, repair],
     "Look at it": [info, view, find, extract, report],
     "Make a new set from it": [change, merge],

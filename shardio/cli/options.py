@@ -5,6 +5,7 @@ Each `parse_...` function returns the value of an option's text. Its ValueError 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
+from click.shell_completion import CompletionItem
 
 from shardio.conversion.options import ConvertOptions, literal_of
+from shardio.errors import ShardioError
 
 if TYPE_CHECKING:
     from shardio.augment import Transform
@@ -100,10 +103,27 @@ def _find_set(context: click.Context, parameter: click.Parameter, value: str) ->
     return Path(local_folder(value))
 
 
+class CommonFirst(click.Command):
+    """A command whose help lists the options named `common` first, and all others under "Rarely needed"."""
+
+    def __init__(self, *arguments: Any, common: Sequence[str], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.common = {*common, "as_json", "help"}
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [one for one in self.get_params(context) if isinstance(one, click.Option)]
+        for title, is_common in (("Options", True), ("Rarely needed", False)):
+            rows = (one.get_help_record(context) for one in options if (one.name in self.common) == is_common)
+            with formatter.section(title):
+                formatter.write_dl([row for row in rows if row])
+
+
 folder = click.Path(path_type=Path)
+path_text = click.Path()
+"""A text that is, or may begin or end with, a path: a shell completes it as a path."""
 output_file = click.Path(path_type=Path, dir_okay=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
-set_argument = click.argument("out", callback=_find_set)
+set_argument = click.argument("out", type=path_text, callback=_find_set)
 """The argument OUT: the folder of a set."""
 
 
@@ -121,6 +141,7 @@ mix_option = click.option(
     "--mix",
     multiple=True,
     metavar="SET=SHARE",
+    type=path_text,
     callback=_parse_mix,
     help="Mix OUT, whose share is 1, with another set. May be given several times.",
 )
@@ -136,12 +157,14 @@ table_options = together(
         "tables",
         multiple=True,
         metavar="[SPLIT=]FILE",
+        type=path_text,
         help="Table that describes the images in SRC: CSV, JSON lines or parquet, with paths relative to SRC. One, or "
         "one for each split.",
     ),
     click.option(
         "--root",
         metavar="DIR|OLD=NEW",
+        type=path_text,
         help="Folder of paths, if SRC is a table; or what to replace at their beginning.  [default: its own folder]",
     ),
     click.option("--path-column", metavar="NAME", default="", show_default="guessed", help="Column of paths."),
@@ -213,6 +236,17 @@ def parse_indices(text: str) -> list[int] | Path:
     return numbers
 
 
+def _complete_class(context: click.Context, parameter: click.Parameter, start: str) -> list[CompletionItem]:
+    from shardio.format.manifest_file import load_manifest
+
+    with contextlib.suppress(OSError, ShardioError):  # a shell shows no errors
+        # OUT is a left-over argument as long as an option lacks its value.
+        manifest = load_manifest(Path(context.params.get("out") or "".join(context.args[:1])))
+        names = dict(zip(manifest.classes, manifest.class_names or manifest.classes, strict=True))
+        return [CompletionItem(name, help=text) for name, text in names.items() if name.startswith(start)]
+    return []
+
+
 split_option = click.option("--split", default="train", help="Split to use.")
 splits_option = click.option(
     "--split", multiple=True, metavar="NAME", help="Split to use. May be given again.  [default: all]"
@@ -223,6 +257,7 @@ _CHOOSE = {
         "selected",
         multiple=True,
         metavar="CLASS",
+        shell_complete=_complete_class,
         help="Class by name, display name or number. May be given again.",
     ),
     "keys": click.option(
@@ -252,6 +287,7 @@ _CHOOSE = {
     "indices": click.option(
         "--indices",
         callback=parsed(parse_indices),
+        type=path_text,
         metavar="5,17,0-9|FILE.npy",
         help="Numbers of samples of one split, in this order; or an NPY file with numbers or a mask.",
     ),

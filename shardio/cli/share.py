@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import folder, json_option, parse_nbytes, parsed, set_argument, workers_option
+from shardio.cli.options import folder, json_option, parse_nbytes, parsed, path_text, set_argument, workers_option
 from shardio.cli.output import counts_text, next_step, say, show, table, telling_of_servers
 from shardio.errors import bytes_text, counted, first_of, printable
 
@@ -55,7 +55,7 @@ def _published(report: PublishReport, done: str) -> Iterator[str]:
 
 
 @click.command("list", short_help="List the sets in a folder.")
-@click.argument("roots", metavar="[DIR]...", nargs=-1)
+@click.argument("roots", metavar="[DIR]...", nargs=-1, type=path_text)
 @click.option(
     "--cache",
     type=folder,
@@ -141,7 +141,7 @@ def _cached(copy: CachedCopy | None) -> str:
 
 
 @click.command(short_help="Copy a set to a node's own disk.")
-@click.argument("src")
+@click.argument("src", type=path_text)
 @click.argument("cache", type=folder)
 @click.option("--digest", metavar="HEX", help="Expected digest of the set at SRC, or at least its first 12 digits.")
 @workers_option("Number of files to copy at a time.", default=4)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import (
+    CommonFirst,
     folder,
     json_option,
     mix_option,
@@ -36,7 +37,11 @@ if TYPE_CHECKING:
 _MOST_DEPTH = 10
 
 
-@click.command(short_help="Measure how fast this machine reads a set.")
+@click.command(
+    cls=CommonFirst,
+    short_help="Measure how fast this machine reads a set.",
+    common=("split", "batch_size", "num_threads", "io", "device", "chain"),
+)
 @set_argument
 @split_option
 @click.option(
@@ -148,7 +153,11 @@ def _parse_shuffle(text: str) -> Shuffle:
     raise ValueError("true, false, block, or block:SIZE,WINDOW such as block:32,256")
 
 
-@click.command(short_help="Show the batch of a training step.")
+@click.command(
+    cls=CommonFirst,
+    short_help="Show the batch of a training step.",
+    common=("split", "batch_size", "epoch", "step", "state", "seed", "chain", "output"),
+)
 @set_argument
 @split_option
 @click.option("--batch-size", type=click.IntRange(1), required=True, help="Batch size of one rank.")

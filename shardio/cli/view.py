@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import (
+    CommonFirst,
     folder,
     output_file,
+    path_text,
     read_chain,
     selection_options,
     set_argument,
@@ -37,7 +39,11 @@ if TYPE_CHECKING:
     Column: TypeAlias = tuple[Pictures, list[str]]
 
 
-@click.command(short_help="Show samples of a set as pictures.")
+@click.command(
+    cls=CommonFirst,
+    short_help="Show samples of a set as pictures.",
+    common=("split", "count", "selected", "keys", "indices", "augmented", "against", "output"),
+)
 @set_argument
 @split_option
 @click.option("--count", type=click.IntRange(1, 1000), default=24, help="Number of samples, drawn at random.")
@@ -48,6 +54,7 @@ if TYPE_CHECKING:
 @click.option(
     "--augmented",
     metavar="CHAIN",
+    type=path_text,
     help="Show each sample with this transform applied: a recipe, or a JSON file of to_dict().",
 )
 @click.option("--draws", type=click.IntRange(1, 64), default=8, help="Augmented pictures per sample, with --augmented.")
