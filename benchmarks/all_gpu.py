@@ -131,7 +131,8 @@ def run_part(outcome: Outcome, words: Sequence[str], seconds: int, python: str, 
 
 def summary(gpu: str, outcomes: Sequence[Outcome]) -> list[str]:
     """Returns a section for RESULTS.md."""
-    lines = ["## GPU: `python benchmarks/all_gpu.py`", "", f"{gpu}, {time.strftime('%Y-%m-%d')}.", ""]
+    conditions = f"`python benchmarks/all_gpu.py`, {gpu}, {time.strftime('%Y-%m-%d')}."
+    lines = ["## How fast is it on a GPU?", "", conditions, ""]
     lines += ["| figure | found | aim | |", "|---|---|---|---|"]
     for row in (row for outcome in outcomes for row in outcome.figures):
         found, aim = row["found"], row["aim"]

@@ -132,21 +132,37 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
 
 @pytest.mark.parametrize(("page", "least"), [("README.md", 6), ("docs/guide/questions.md", 5)])
 def test_the_figures_of_a_page_are_those_of_the_results(page: str, least: int) -> None:
-    sections = re.split(r"^## ", RESULTS, flags=re.MULTILINE)
     text = (ROOT / page).read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.*) \| `(python benchmarks/[^`]+)` \|$", text, re.MULTILINE)
     assert len(rows) >= least
     for row, command in rows:
-        (section,) = (section for section in sections if f"`{command}`" in section.partition("\n")[0])
+        (section,) = (section for section in sections_of_results().values() if command in quoted(section))
         for figure in re.findall(r"\d[\d,]*\.?\d*", row):
             if len(figure) > 1:
                 assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d])", section), f"{command}: {figure}"
 
 
+def sections_of_results() -> dict[str, str]:
+    """The sections of RESULTS.md by heading."""
+    sections = re.split(r"^## ", RESULTS, flags=re.MULTILINE)[1:]
+    return {title: text for title, _, text in (section.partition("\n") for section in sections)}
+
+
+def quoted(text: str) -> set[str]:
+    """The quoted commands and names, also those that continue on the next line."""
+    return {" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text)}
+
+
 def test_the_results_begin_with_a_link_to_each_section() -> None:
     contents = RESULTS.partition("\n## ")[0]
-    titles = [re.split(": `", heading)[0] for heading in re.findall(r"^## (.*)$", RESULTS, re.MULTILINE)]
-    assert re.findall(r"\[([^\]]+)\]\(#", contents) == titles
+    assert re.findall(r"\[([^\]]+)\]\(#", contents) == [*sections_of_results()]
+
+
+def test_each_section_of_the_results_answers_a_question_with_a_command_and_a_date() -> None:
+    for title, section in sections_of_results().items():
+        assert title.endswith("?")
+        assert any(re.match(r"(sudo )?python \w+/\S+\.py", code) for code in quoted(section)), title
+        assert re.search(r"\b20\d\d-\d\d-\d\d\b", section), title
 
 
 def test_the_rates_in_the_text_of_the_readme_are_those_of_the_results() -> None:
@@ -234,7 +250,7 @@ def test_links_and_named_files_exist(page: str) -> None:
         assert not heading or heading in anchors(target), f"{page}: {name}#{heading}"
     for name in re.findall(r"`((?:benchmarks|examples|tests|tools|docs)/[\w./-]+)`", text):
         assert (ROOT / name).exists(), f"{page}: {name}"
-    for name in re.findall(r"`python (\S+\.py)", text):
+    for name in re.findall(r"`(?:sudo\s+)?python\s+(\S+\.py)", text):
         assert (ROOT / name).exists(), f"{page}: {name}"
 
 
@@ -294,8 +310,7 @@ def wrong_in(call: ast.Call) -> Iterator[str]:
 )
 def test_names_in_prose_exist(page: str) -> None:
     prose = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    quoted = {" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)}
-    assert {code: wrong for code in quoted if (wrong := [*names_that_do_not_exist(code)])} == {}
+    assert {code: wrong for code in quoted(prose) if (wrong := [*names_that_do_not_exist(code)])} == {}
 
 
 @pytest.mark.parametrize(
