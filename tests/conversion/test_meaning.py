@@ -165,6 +165,15 @@ IN_DOUBT = {
         "leftImg8bit/train gtFine/train~: a{t} b{t}",
         "gtFine holds the masks of leftImg8bit; leftImg8bit is the collection",
     ),
+    "LEVIR": (
+        "train = A B label~: 0.{s} 1.{s}; val = A B label~: 2.{s} 3.{s}",
+        "label holds the masks of A in each split; no image in train/A has a label",
+    ),
+    "a folder called image": ("image: {i}1 {i}2", "no image has a label"),
+    "Omniglot": (
+        "Greek/c1 Greek/c2 Latin/c1 Latin/c2: {i}1 {i}2",
+        "these 2 folders are classes; the deepest folders are classes, 2 by name; no image has a label",
+    ),
     "pairs in splits": (
         f"train = left right: {NUMBERS}; val = left right: {NUMBERS}",
         "the 2 folders in each split are classes; no image in train/left has a label",
@@ -239,23 +248,23 @@ IN_DOUBT = {
     "Places365": ("a/airfield b/bar/indoor b/cafe/indoor: {i}1 {i}2", "no image has a label"),
     "sessions": (
         "cat/day1 cat/day2 dog/day1 dog/day2: {i}1 {i}2",
-        "these 2 folders are classes; the deepest folders are classes; no image has a label",
+        "these 2 folders are classes; the deepest folders are classes, 2 by name; no image has a label",
     ),
     "patients": (
         "8863/benign 8863/malign 8864/benign 8864/malign: {i}1 {i}2",
-        "the deepest folders are classes; no image has a label",
+        "the deepest folders are classes, 2 by name; no image has a label",
     ),
     "numbered classes of patients": (
         "8863/0 8863/1 8864/0 8864/1: {i}1 {i}2",
-        "the deepest folders are classes; no image has a label",
+        "the deepest folders are classes, 2 by name; no image has a label",
     ),
     "classes of domains": (
         "amazon/images/bike amazon/images/mug dslr/images/bike dslr/images/mug: {i}1 {i}2",
-        "the deepest folders are classes; no image has a label",
+        "the deepest folders are classes, 2 by name; no image has a label",
     ),
     "numbered videos of classes": (
         "cat/0 cat/1 dog/0 dog/1: {i}1 {i}2",
-        "these 2 folders are classes; the deepest folders are classes; no image has a label",
+        "these 2 folders are classes; the deepest folders are classes, 2 by name; no image has a label",
     ),
     "videos": (
         "Biking/v_Biking_1 Biking/v_Biking_2 Diving/v_Diving_1: {i}1 {i}2",

@@ -51,7 +51,9 @@ def _are_integers(found: Collection) -> bool:
     return any(isinstance(source.label, int) for source in _sources(found))
 
 
-def _are_leaves(scanned: Scanned) -> bool:
+def _are_leaves(scanned: Scanned, count: str | None) -> bool:
+    if count is not None and len(scanned[2].classes) != int(count):
+        return False
     classes, sources = scanned[2].classes, _sources(scanned[2])
     leaves = (Path(os.fsdecode(one.place if isinstance(one.place, bytes) else one.key)).parent.name for one in sources)
     return all(
@@ -98,7 +100,7 @@ MEANINGS: Sequence[tuple[str, Callable[..., bool]]] = (
         lambda it, count, where: _are_classes(it, int(count), where),
     ),
     (r"(.+) is the only class", lambda it, name: it[2].classes == (name,)),
-    (r"the deepest (?:folders|archives|folders in archives) are classes", _are_leaves),
+    (r"the deepest (?:folders|archives|folders in archives) are classes(?:, (\d+) by name)?", _are_leaves),
     (r"no image has a label", _has_none),
     (r"no image in (.+) has a label", _has_none),
     (r"all are of one split, without labels", lambda it: _has_none(it) and len(it[2].splits) == 1),

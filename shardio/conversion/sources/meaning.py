@@ -48,10 +48,8 @@ _MOST_WORDS = 3
 _METADATA = re.compile(r"_?(metadata|classes|annotations?|labels?|captions?)\.(csv|tsv|jsonl|parquet)")
 _NAME_OF_MASK = re.compile(rb"([\W_](masks?|labels?|gt|seg(mentation)?|depth))\.\w+", re.IGNORECASE)
 _LEAST_MASKS, _SAMPLED = 0.1, 500
-_MOST_PAIRED = 5
-_ENOUGH_PAIRED = 0.9
-_LOOKED_AT = 8
-"""The number of pictures of a folder whose headers are read, if folders pair up."""
+_MOST_PAIRED, _ENOUGH_PAIRED = 5, 0.9
+_LOOKED_AT = 8  # pictures of a folder whose headers are read, if folders pair up
 
 
 class Disk(NamedTuple):
@@ -214,7 +212,9 @@ class Layout:
     def may_be_classes(self) -> bool:
         """Whether the folders may be classes. Words of their own say so: training_fake, training_real."""
         if self.others in ("", "dates"):
-            return bool(self.labeled) and not self.are_above_classes
+            kinds = set(map(kind_of, self.full)) if self.gray or len(self.full) == 1 else {""}
+            are_roles = kinds <= {"images", "masks", "pair"} and kinds != {"pair"}
+            return bool(self.labeled) and not self.are_above_classes and not are_roles
         known = f"{_SPLIT}|{_IMAGES}|{_MASKS}|{_WITH_ROLES}|.{{1,2}}"
         own = {" ".join(word for word in _words(name) if not re.fullmatch(known, word)) for name in self.first.full}
         are_own = "" not in own and len(own) == len(self.first.full)
@@ -300,16 +300,16 @@ class Layout:
     def readings(self) -> Iterator[Reading]:
         """Yields what the layout may mean, and the command for each meaning."""
         if self.may_be_classes:
-            inside = f"in {'each split' if len(self.labeled) > 1 else self.first.path.name} are classes"
-            these = f"these {len(self.names)} folders are classes"
-            several = f"the {len(self.names)} folders {inside}" if self.first.split else these
-            one = f"{self.names[0]} is the only class"
-            yield Reading(one if len(self.names) == 1 else several, {"--labels": "folders"})
+            count, where = len(self.names), "each split" if len(self.labeled) > 1 else self.first.path.name
+            several = f"the {count} folders in {where}" if self.first.split else f"these {count} folders"
+            meaning = f"{self.names[0]} is the only class" if count == 1 else f"{several} are classes"
+            yield Reading(meaning, {"--labels": "folders"})
         leaves = list(map(os.path.basename, self.leaves))
         names = {name for name in leaves if kind_of(name) in ("", "pair", "lists")}
         are_clear = len(set(leaves)) == len(leaves) or len(leaves) >= 2 * len(set(leaves))
         if are_clear and not self.others and len(self.full) > 1 < len(names):
-            yield Reading("the deepest folders are classes", {"--labels": "leaf"})
+            repeated = "" if len(names) == len(leaves) else f", {len(names)} by name"
+            yield Reading(f"the deepest folders are classes{repeated}", {"--labels": "leaf"})
         if self.metadata:
             tables = tuple(f"{one.split}={one.path / name}".lstrip("=") for one, name in self.metadata)
             yield Reading(f"{self.metadata[0][1]} lists the images", {"--table": tables, "--labels": None})
