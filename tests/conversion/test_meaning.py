@@ -172,7 +172,7 @@ IN_DOUBT = {
     "a folder called image": ("image: {i}1 {i}2", "no image has a label"),
     "Omniglot": (
         "Greek/c1 Greek/c2 Latin/c1 Latin/c2: {i}1 {i}2",
-        "these 2 folders are classes; the deepest folders are classes, 2 by name; no image has a label",
+        "these 2 folders are classes; the deepest folders are 2 classes; no image has a label",
     ),
     "pairs in splits": (
         f"train = left right: {NUMBERS}; val = left right: {NUMBERS}",
@@ -248,23 +248,23 @@ IN_DOUBT = {
     "Places365": ("a/airfield b/bar/indoor b/cafe/indoor: {i}1 {i}2", "no image has a label"),
     "sessions": (
         "cat/day1 cat/day2 dog/day1 dog/day2: {i}1 {i}2",
-        "these 2 folders are classes; the deepest folders are classes, 2 by name; no image has a label",
+        "these 2 folders are classes; the deepest folders are 2 classes; no image has a label",
     ),
     "patients": (
         "8863/benign 8863/malign 8864/benign 8864/malign: {i}1 {i}2",
-        "the deepest folders are classes, 2 by name; no image has a label",
+        "the deepest folders are 2 classes; no image has a label",
     ),
     "numbered classes of patients": (
         "8863/0 8863/1 8864/0 8864/1: {i}1 {i}2",
-        "the deepest folders are classes, 2 by name; no image has a label",
+        "the deepest folders are 2 classes; no image has a label",
     ),
     "classes of domains": (
         "amazon/images/bike amazon/images/mug dslr/images/bike dslr/images/mug: {i}1 {i}2",
-        "the deepest folders are classes, 2 by name; no image has a label",
+        "the deepest folders are 2 classes; no image has a label",
     ),
     "numbered videos of classes": (
         "cat/0 cat/1 dog/0 dog/1: {i}1 {i}2",
-        "these 2 folders are classes; the deepest folders are classes, 2 by name; no image has a label",
+        "these 2 folders are classes; the deepest folders are 2 classes; no image has a label",
     ),
     "videos": (
         "Biking/v_Biking_1 Biking/v_Biking_2 Diving/v_Diving_1: {i}1 {i}2",

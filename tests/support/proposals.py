@@ -100,7 +100,7 @@ MEANINGS: Sequence[tuple[str, Callable[..., bool]]] = (
         lambda it, count, where: _are_classes(it, int(count), where),
     ),
     (r"(.+) is the only class", lambda it, name: it[2].classes == (name,)),
-    (r"the deepest (?:folders|archives|folders in archives) are classes(?:, (\d+) by name)?", _are_leaves),
+    (r"the deepest (?:folders|archives|folders in archives) are (?:(\d+) )?classes", _are_leaves),
     (r"no image has a label", _has_none),
     (r"no image in (.+) has a label", _has_none),
     (r"all are of one split, without labels", lambda it: _has_none(it) and len(it[2].splits) == 1),

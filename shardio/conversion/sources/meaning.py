@@ -308,8 +308,8 @@ class Layout:
         names = {name for name in leaves if kind_of(name) in ("", "pair", "lists")}
         are_clear = len(set(leaves)) == len(leaves) or len(leaves) >= 2 * len(set(leaves))
         if are_clear and not self.others and len(self.full) > 1 < len(names):
-            repeated = "" if len(names) == len(leaves) else f", {len(names)} by name"
-            yield Reading(f"the deepest folders are classes{repeated}", {"--labels": "leaf"})
+            many = "" if len(names) == len(leaves) else f"{len(names)} "  # fewer than folders
+            yield Reading(f"the deepest folders are {many}classes", {"--labels": "leaf"})
         if self.metadata:
             tables = tuple(f"{one.split}={one.path / name}".lstrip("=") for one, name in self.metadata)
             yield Reading(f"{self.metadata[0][1]} lists the images", {"--table": tables, "--labels": None})
