@@ -1,8 +1,10 @@
-"""Builds the kernels in C. All else about the package is in pyproject.toml."""
+"""Builds the kernels in C, and the page for a package index. All else about the package is in pyproject.toml."""
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -25,7 +27,30 @@ class BuildKernels(build_ext):
             )
 
 
+def page() -> str:
+    """Returns the README with links that a package index can follow: into the repository, at the version's tag.
+
+    As long as pyproject.toml has no address of the repository, links become text, and pictures are left out.
+    """
+    text, settings, version = (
+        (Path(__file__).parent / name).read_text(encoding="utf-8")
+        for name in ("README.md", "pyproject.toml", "shardio/version.py")
+    )
+    found = re.search(r'^Repository = "(.*)"$', settings, re.MULTILINE)
+    tag = re.search(r'"(.*)"', version)
+
+    def link(match: re.Match[str]) -> str:
+        mark, words, target = match.groups()
+        if found is None or tag is None:
+            return "" if mark else words
+        return f"{mark}[{words}]({found[1]}/{'raw' if mark else 'blob'}/v{tag[1]}/{target})"
+
+    return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:)([^)\s]+)\)", link, text)
+
+
 setup(
+    long_description=page(),
+    long_description_content_type="text/markdown",
     ext_modules=[
         Extension(
             f"shardio.kernels.{name}",

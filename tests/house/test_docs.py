@@ -130,7 +130,7 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
         assert f"\n{command}\n" in script
 
 
-@pytest.mark.parametrize(("page", "least"), [("README.md", 6), ("docs/guide/questions.md", 5)])
+@pytest.mark.parametrize(("page", "least"), [("README.md", 4), ("docs/guide/questions.md", 5)])
 def test_the_figures_of_a_page_are_those_of_the_results(page: str, least: int) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.*) \| `(python benchmarks/[^`]+)` \|$", text, re.MULTILINE)

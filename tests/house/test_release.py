@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import check_wheel
 import pytest
@@ -84,6 +87,24 @@ def test_a_wheel_is_looked_into(names: list[str], fault: str) -> None:
     faults = check_wheel.faults_of_wheel(names)
     assert len(faults) == bool(fault)
     assert all(found.startswith(fault) for found in faults)
+
+
+@pytest.mark.parametrize("address", ["", "https://example.org/shardio"])
+def test_links_on_a_package_index_lead_into_the_repository_or_are_text(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("setup.py", "README.md", "pyproject.toml", "shardio/version.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    with (tmp_path / "pyproject.toml").open("a") as file:
+        file.write(f'\nRepository = "{address}"\n' if address else "")
+    told: dict[str, Any] = {}
+    monkeypatch.setattr("setuptools.setup", lambda **options: told.update(options))
+    runpy.run_path(str(tmp_path / "setup.py"))
+    links = re.findall(r"\]\(([^)]*)\)", told["long_description"])
+    assert [link for link in links if not link.startswith(f"{address}/")] == []
+    assert bool(links) == bool(address)
+    assert "memory-mapped shards" in told["long_description"]
 
 
 def test_an_sdist_is_what_a_clone_is(tmp_path: Path) -> None:
