@@ -109,6 +109,29 @@ def test_a_mask_turns_with_its_picture(tmp_path: Path) -> None:
             assert (sample.arrays["mask"][0, 0] == 7) != turned
 
 
+def test_a_mask_with_another_orientation_than_its_picture_is_refused(tmp_path: Path) -> None:
+    picture, mask, exif = np.zeros((40, 64, 3), np.uint8), np.zeros((40, 64), np.uint8), Image.Exif()
+    picture[:20, :32], mask[:20, :32], exif[0x0112] = 255, 7, 6
+    lossless = {"lossless": True, "exif": exif}
+    for name, own, data in (
+        ("same.jpg", {"exif": exif}, encode(mask, "PNG", exif=exif)),
+        ("same too.png", {"exif": exif}, encode(np.stack([mask] * 3, axis=2), "WEBP", **lossless)),
+        ("none.jpg", {}, encode(mask, "PNG", exif=exif)),
+        ("none.tif", {"tiffinfo": {274: 3}}, encode(np.stack([mask] * 3, axis=2), "WEBP", **lossless)),
+    ):
+        kind = {"jpg": "JPEG", "png": "PNG", "tif": "TIFF"}[name[-3:]]
+        put(tmp_path / "src" / name, encode(picture, kind, **own))
+        put(tmp_path / "masks" / f"{name[:-4]}.{'png' if name.endswith('jpg') else 'webp'}", data)
+    for rotate in (False, True):
+        out, options = tmp_path / str(rotate), {"masks": tmp_path / "masks", "exif_rotate": rotate, "workers": 1}
+        convert(tmp_path / "src", out, size=20, fit="squash", max_bad=2, **options)
+        assert sorted(one["key"] for one in rejects(out)) == ["none.jpg", "none.tif"]
+        assert all("orientation of the picture, " in one["detail"] for one in rejects(out))
+        for sample in open_shards(out):
+            assert np.array_equal(sample.image[::19, ::19, 0] > 128, sample.arrays["mask"][::19, ::19] == 7)
+            assert (sample.arrays["mask"][0, 0] == 7) != rotate
+
+
 def test_masks_of_reduced_pictures_are_those_of_whole_ones(tmp_path: Path) -> None:
     mask = gray(0, 301, 403)
     put(tmp_path / "src" / "a" / "0.jpg", encode(random_picture(np.random.default_rng(0), 301, 403), "JPEG"))

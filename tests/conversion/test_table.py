@@ -595,6 +595,20 @@ def test_a_table_of_one_split_leaves_the_labels_of_others_as_they_are(name: str,
     assert found.classes == tuple(sorted({name for name in expected.values() if name}))
 
 
+def test_tables_above_folders_of_splits_without_classes_are_a_doubt(tmp_path: Path) -> None:
+    put(tmp_path, "train/1.jpg", "train/2.jpg", "val/4.jpg", "test/3.jpg")
+    for names, given in (("labels.csv", ":labels.csv"), ("train.csv", "train:train.csv")):
+        (tmp_path / names).write_text("id,label\n1,x\n2,y\n")
+        (tmp_path / "test.csv").write_text("id\n3\n")
+        split, _, file = given.partition(":")
+        table = f"{split}={tmp_path / file}".lstrip("=")
+        with pytest.raises(DoubtError, match=rf"found '{file}' next to them") as caught:
+            scan(tmp_path)
+        assert [command[3:] for command in caught.value.commands] == [("--table", table), ("--labels", "none")]
+    found = collect(tmp_path, ConvertOptions(table={"train": tmp_path / "train.csv"}))
+    assert (rows(found), rows(found, "test")) == ([(b"train/1.jpg", 0), (b"train/2.jpg", 1)], [(b"test/3.jpg", None)])
+
+
 def test_a_table_without_labels_adds_to_the_images_of_class_folders(tmp_path: Path) -> None:
     src = tmp_path / "src"
     put(src, "a/1.jpg", "b/2.jpg")

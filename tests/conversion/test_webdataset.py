@@ -91,6 +91,15 @@ def test_a_name_with_dots_is_a_sample_unless_it_is_part_of_another(name: str, tm
     assert set(faults(found)) <= {b"b"}
 
 
+def test_pictures_of_other_kinds_are_refused_unless_a_sample_has_an_image(tmp_path: Path) -> None:
+    files = [("a/1.jpg", b"x"), ("a/2.heic", b"x"), ("b/3.JP2", b"x"), ("b/4.png", b"x"), ("b/4.cr2", b"x")]
+    found = scan(write_tar(tmp_path / "x.tar", *files))
+    assert rows(found) == [(b"a/1.jpg", 0), (b"a/2.heic", 0), (b"b/3.JP2", 1), (b"b/4.png", 1)]
+    assert found.ignored.examples == {"neither image nor label": ["b/4.cr2"]}
+    found = scan_tars(write_tar(tmp_path / "y.tar", *pair("1"), *pair("2", suffix="heic")))
+    assert rows(found) == [(b"0/1.jpg", 0), (b"0/2.heic", 0)]
+
+
 def test_labels_none_takes_every_image_with_or_without_a_label(tmp_path: Path) -> None:
     files = [
         *pair("a", "x"),

@@ -74,7 +74,8 @@ SUFFIXES = (
     *(".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
 )
 """The suffixes of image files, in lower case."""
-_ALL_SUFFIXES = (*SUFFIXES, *" ".join(suffixes for _, suffixes in _OTHER_PICTURES.values()).split())
+ALL_SUFFIXES = (*SUFFIXES, *" ".join(suffixes for _, suffixes in _OTHER_PICTURES.values()).split())
+"""Those suffixes, and those of pictures of other kinds, which are refused."""
 
 
 def has_image_suffix(path: str) -> bool:
@@ -86,7 +87,7 @@ def holds_image(path: str) -> bool:
 
     A file that cannot be read counts as an image, so the conversion refuses and lists it.
     """
-    if path.lower().endswith(_ALL_SUFFIXES):
+    if path.lower().endswith(ALL_SUFFIXES):
         return True
     try:
         with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as file:

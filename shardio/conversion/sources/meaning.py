@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from shardio.conversion.sources.doubt import UNLABELED, Reading
 from shardio.conversion.sources.listing import Found
-from shardio.conversion.sources.names import known_split
+from shardio.conversion.sources.names import DEFAULT_SPLIT, known_split
 from shardio.errors import first_of
 
 # Words in the names of folders. Some classes of a collection may have such names, too, but not all.
@@ -264,10 +264,19 @@ class Layout:
         return {part.split: gray for part in self.labeled if (gray := self._gray_of_pairs(part)) is not None}
 
     @cached_property
-    def metadata(self) -> Sequence[tuple[Part, str]]:
-        """Each part with a table next to its images that describes them by its name, and the table's name."""
-        flat = (part for part in self.parts if part.images or len(part.full) == 1)
-        return [(part, name) for part in flat for name in self.disk.tables(part.path) if _METADATA.fullmatch(name)]
+    def metadata(self) -> Sequence[tuple[str, Path]]:
+        """The split ("" for all) and the path of each table next to images, or to flat splits, that describes them."""
+
+        def near(part: Part, folder: Path) -> list[tuple[str, Path]]:
+            tables = self.disk.tables(folder)
+            return [(part.split, folder / name) for name in tables if _METADATA.fullmatch(name)]
+
+        found = [one for part in self.parts if part.images or len(part.full) == 1 for one in near(part, part.path)]
+        if found or self.labeled or self.first.split != DEFAULT_SPLIT or self.masks_among_images:
+            return found
+        tables = {known_split(_words(name)[0]): self.root / name for name in reversed(self.disk.tables(self.root))}
+        named = [(split, tables[split]) for split in (DEFAULT_SPLIT, "val") if split in tables]
+        return named or [("", table) for _, table in near(self.first, self.root)[:1]]
 
     def doubts(self) -> Iterator[str]:
         """Yields a description of every ambiguity in the layout."""
@@ -294,8 +303,8 @@ class Layout:
             yield f"expected {noun} of other names in each class folder, found the same in {first_of(full, 5, repr)}"
         if masks := self.masks_among_images:
             yield f"expected {noun} alone, found masks among them, such as {os.fsdecode(masks[0])!r}"
-        for part, name in self.metadata[:1]:
-            yield f"expected only {noun} in {str(part.path)!r}, found {name!r} next to them"
+        for _, table in self.metadata[:1]:
+            yield f"expected only {noun} in {str(table.parent)!r}, found {table.name!r} next to them"
 
     def readings(self) -> Iterator[Reading]:
         """Yields what the layout may mean, and the command for each meaning."""
@@ -311,8 +320,8 @@ class Layout:
             many = "" if len(names) == len(leaves) else f"{len(names)} "  # fewer than folders
             yield Reading(f"the deepest folders are {many}classes", {"--labels": "leaf"})
         if self.metadata:
-            tables = tuple(f"{one.split}={one.path / name}".lstrip("=") for one, name in self.metadata)
-            yield Reading(f"{self.metadata[0][1]} lists the images", {"--table": tables, "--labels": None})
+            tables = tuple(f"{split}={table}".lstrip("=") for split, table in self.metadata)
+            yield Reading(f"{self.metadata[0][1].name} lists the images", {"--table": tables, "--labels": None})
         if among := self.masks_among_images:
             rest = set(self.paths).difference(among)
             old, new = _endings(*([path.rpartition(b".")[0] for path in some] for some in (among, rest))) or ("", "")

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
 
-from shardio.conversion.images.headers import has_image_suffix
+from shardio.conversion.images.headers import ALL_SUFFIXES, has_image_suffix
 from shardio.conversion.options import Labels
 from shardio.conversion.sources.archives import ZIP_MAGIC, list_members, zip_members
 from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, Ignored, read_file
@@ -194,7 +194,7 @@ def _walk(
         is_label = suffix in (".cls", ".json") and (extent.zipped or extent).nbytes <= _MAX_LABEL_NBYTES
         if suffix in (".txt", ".json"):
             texts[stem] = name
-        if not (is_label or has_image_suffix(name)):
+        if not (is_label or suffix in ALL_SUFFIXES):
             ignored.add("neither image nor label", name)
             if suffix in _TABLES:
                 beside.setdefault("table", name)
@@ -208,6 +208,11 @@ def _walk(
             from_json += _read_json(read())
     for stem, (images, from_cls, from_json) in found.items():
         labels = from_cls or from_json
+        others = [one for one in images if not has_image_suffix(one[0])]
+        if len(others) < len(images):  # otherwise the picture is of a kind that is refused
+            images = [one for one in images if one not in others]
+            for name, _ in others:
+                ignored.add("neither image nor label", name)
         if not (images or labels):
             ignored.add("neither image nor label", stem)
             continue
