@@ -27,10 +27,10 @@ from pictures import random_jpeg, random_picture, write_jpeg
 from storages import hub_metadata, hub_table, keys, put_parquet, scan, write_parquet
 
 from shardio.cli.view import refused_pictures
-from shardio.conversion.collect import read_again
+from shardio.conversion.collect import collect, read_again
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.estimate import estimate
-from shardio.conversion.options import Progress
+from shardio.conversion.options import ConvertOptions, Progress
 from shardio.conversion.records import read_rejects
 from shardio.conversion.sources import collection, spool
 from shardio.conversion.sources.collection import Collection, Source
@@ -194,7 +194,7 @@ def test_names_are_those_of_the_paths_or_else_numbers(tmp_path: Path) -> None:
     put_parquet(tmp_path / "a.parquet", bare)
     numbers = [b"n01/00000000", b"n02/00000001", b"n03/00000002"]
     assert keys(listed(tmp_path / "a.parquet")) == {"train": numbers}
-    with pytest.raises(SourceError, match="found no file"):
+    with pytest.raises(SourceError, match="found none"):
         listed(tmp_path / "gone.parquet")
 
 
@@ -253,6 +253,7 @@ CHOICES: dict[str, tuple[dict[str, Any], list[Any] | str]] = {
     "captions and sizes": ({"caption": list("abca"), "width": [1, 2, 2, 1], "image_id": [1, 1, 2, 2]}, []),
     "texts that hardly repeat": ({"title": list("abca")}, []),
     "a constant text": ({"source": ["web"] * 4}, []),
+    "zeros before numbers": ({"label": ["01", "00", "01", "00"]}, ["1", "0", "1", "0"]),
     "split of the file": ({"label": [0] * 4, "split": ["train"] * 4}, ["0"] * 4),
     "an integer": ({"age": [20, 21, 22, 23]}, "'age'"),
     "a text that repeats": ({"species": CATS}, "'species'"),
@@ -293,6 +294,7 @@ def test_named_columns_have_the_labels_and_the_splits_of_images(tmp_path: Path) 
         {"split_column": "nope"},
         {"label_columns": ["age", "kind"]},
         {"columns": ["age"]},
+        {"group_column": "nope"},
     ]
     for options in wrong:
         with pytest.raises(SourceError, match=r"a\.parquet.*(nope|label-column)"):
@@ -300,6 +302,18 @@ def test_named_columns_have_the_labels_and_the_splits_of_images(tmp_path: Path) 
     put_parquet(tmp_path / "b.parquet", pa.table({"image": [b"x"], "kind": [1]}))
     with pytest.raises(SourceError, match=r"a\.parquet: row 0: .*integers"):
         scan(Table(tmp_path, label_columns=["kind"], split_column="none"))
+
+
+def test_rows_of_a_group_are_on_one_side_of_val(tmp_path: Path) -> None:
+    columns = {"image": [b"x"] * 40, "label": [0] * 40, "patient": [i // 4 for i in range(40)]}
+    src = put_parquet(tmp_path / "a.parquet", pa.table(columns))
+    found = collect(Table(src, group_column="patient"), ConvertOptions(val=0.4))
+    groups = {split: {int(key[2:]) // 4 for key in some} for split, some in keys(found).items()}
+    assert groups["train"].isdisjoint(groups["val"])
+    assert len(groups["train"] | groups["val"]) == 10
+    put_parquet(src, pa.table({**columns, "patient": [None, *columns["patient"][1:]]}))
+    with pytest.raises(SourceError, match=r"a\.parquet: expected a group"):
+        collect(Table(src, group_column="patient"), ConvertOptions(val=0.4))
 
 
 def test_images_alone_and_images_beside_text_have_no_labels(tmp_path: Path) -> None:

@@ -91,6 +91,14 @@ def test_a_name_with_dots_is_a_sample_unless_it_is_part_of_another(name: str, tm
     assert set(faults(found)) <= {b"b"}
 
 
+def test_of_two_texts_that_are_one_number_one_is_refused(tmp_path: Path) -> None:
+    assert scan_tars(write_tar(tmp_path / "x.tar", *pair("a", "00"), *pair("b", "01"))).classes == ("0", "1")
+    found = scan_tars(write_tar(tmp_path / "x.tar", *pair("a", "01"), *pair("b", "1")))
+    assert faults(found) == {
+        b"a.jpg": "the label of the sample 'a.jpg' in x.tar: expected 1, as other labels write this number, found '01'"
+    }
+
+
 def test_pictures_of_other_kinds_are_refused_unless_a_sample_has_an_image(tmp_path: Path) -> None:
     files = [("a/1.jpg", b"x"), ("a/2.heic", b"x"), ("b/3.JP2", b"x"), ("b/4.png", b"x"), ("b/4.cr2", b"x")]
     found = scan(write_tar(tmp_path / "x.tar", *files))

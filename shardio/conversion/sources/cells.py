@@ -107,7 +107,7 @@ def _doubt(content: Contents, texts: Set[str], numbers: Mapping[str, int], num_r
     values = set(numbers.values()) if any(map(_AS_FLOAT.search, texts)) else set()
     has_gap = bool(values) and (min(values) not in (0, 1) or len(values) <= max(values) - min(values))
     doubts = (
-        (content.is_guessed and texts and is_unlike, kinds, (column_reading(name), UNLABELED)),
+        (content.guess and texts and is_unlike, kinds, (column_reading(name), UNLABELED)),
         (whole, f"{whole!r} beside its parts", (_AS_CLASSES, Reading(_SEVERAL, {"--label-separator": separator}))),
         (codes, f"numbers such as {codes[:1]} among names", (_AS_CLASSES,)),
         (_written_apart(numbers), f"a number written in several ways, as in {some}", (_AS_CLASSES, _AS_NUMBERS)),
@@ -176,21 +176,19 @@ def _vectors(rows: Iterable[Row]) -> list[tuple[float, ...] | None]:
 
 def read_column(name: str, number: int, rows: Sequence[Row]) -> NDArray[np.int64] | NDArray[np.float64]:
     """Returns the numbers of a table's column in `rows`: int64, or float64 with NaN for empty cells."""
-
-    def wrong(row: Row, error: object) -> SourceError:
-        return SourceError(f"{row.table.path}, {row.table.faults.word} {row.line}: column {name!r}: {error}")
-
     found: list[int | float] = []
-    for row in rows:
-        try:
+    try:
+        for row in rows:
             found.append(_parse(row.numbers[number]))
-        except ValueError as error:
-            raise wrong(row, error) from None
-    are_floats = any(isinstance(value, float) for value in found)
-    least, most, expected = _EXACT if are_floats else _INT64
-    for row, value in zip(rows, found, strict=True):
-        if isinstance(value, int) and not least <= value <= most:
-            raise wrong(row, f"expected {expected}, found {value}")
+        are_floats = any(isinstance(value, float) for value in found)
+        least, most, expected = _EXACT if are_floats else _INT64
+        for place, value in enumerate(found):
+            if isinstance(value, int) and not least <= value <= most:
+                row = rows[place]
+                raise ValueError(f"expected {expected}, found {value}")
+    except ValueError as error:
+        where = f"{row.table.path}, {row.table.faults.word} {row.line}"
+        raise SourceError(f"{where}: column {name!r}: {error}") from None
     values = np.array(found, "<f8" if are_floats else "<i8")
     if are_floats:
         values[np.isnan(values)] = np.nan  # all with the same bytes

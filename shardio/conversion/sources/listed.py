@@ -22,7 +22,7 @@ from shardio.conversion.sources.collection import Collection, ColumnTable, Fault
 from shardio.conversion.sources.doubt import DoubtError
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.lookup import find_pictures, fold, tidy
-from shardio.conversion.sources.names import DEFAULT_SPLIT, Outside, clutter, in_split_order, known_split
+from shardio.conversion.sources.names import DEFAULT_SPLIT, Outside, clutter, in_split_order, known_split, split_name
 from shardio.conversion.sources.table import WITHOUT_SPLITS, Contents, Row, Table, read_table
 from shardio.errors import SourceError, counted
 
@@ -59,18 +59,18 @@ class _Rows(Listing):
         if vector := next((one.label for one in everything if isinstance(one.label, tuple)), None):
             notes.append(f"labels are float32, {counted(len(vector), 'number')} each")
         rows = [one for one in everything if one.where]
-        columns = self._columns(rows) if any(content.columns for content in self.tables) else None
         groups = {one.key: one.where.group for one in rows if one.where.group}
-        return replace(collection, notes=(*collection.notes, *notes), columns=columns, groups=groups)
-
-    def _columns(self, rows: Sequence[Found]) -> ColumnTable:
-        names = self.tables[0].columns
-        if others := [content.columns for content in self.tables if content.columns != names]:
+        collection = replace(collection, notes=(*collection.notes, *notes), groups=groups)
+        names = self.tables[0].table.columns
+        if others := [content.table.columns for content in self.tables if content.table.columns != names]:
             raise SourceError(f"tables: expected the same columns of numbers in all, found {names} and {others[0]}")
+        if not names:
+            return collection
         ordered = sorted(rows, key=lambda one: (self.tables.index(one.where.table), one.where.line))
         cells = [one.where for one in ordered]
         values = {name: read_column(name, number, cells) for number, name in enumerate(names)}
-        return ColumnTable({one.key: number for number, one in enumerate(ordered)}, values)
+        columns = ColumnTable({one.key: number for number, one in enumerate(ordered)}, values)
+        return replace(collection, columns=columns)
 
 
 def list_table(table: Table, labels: Labels | None = None) -> Listing:
@@ -129,7 +129,7 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
             )
         tried = counted(len(found), "path")
         raise SourceError(f"{table.path}: expected images at {tried}, found none: {where}")
-    listed: list[tuple[str, Found]] = []
+    images: list[Found] = []
     for row, path in zip(content.rows, found, strict=True):
         place = path or row.path
         key = os.path.normpath(os.path.join(inside, place))
@@ -137,11 +137,10 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
             row.refuse(f"a path in the folder of {table.path.name} (`--root DIR` allows others)", row.path)
         outside.look(key, os.path.islink(key))
         key = key[len(inside) :] if key.startswith(inside) else key if os.path.isabs(place) else os.path.normpath(place)
-        one = Found(os.fsencode(key), None, os.fsencode(place) if key != place else None, row)
+        images.append(Found(os.fsencode(key), None, os.fsencode(place) if key != place else None, row))
         _check_split(row, known_split(key.split("/")[0]))
-        listed.append((row.split, one))
-    splits = _splits_of_folders(content, [os.fsdecode(one.key) for _, one in listed])
-    listed = [(split or folder or DEFAULT_SPLIT, one) for (split, one), folder in zip(listed, splits, strict=True)]
+    splits = _splits_of_folders(content, [os.fsdecode(one.key) for one in images])
+    listed = [(one.where.split or folder or DEFAULT_SPLIT, one) for one, folder in zip(images, splits, strict=True)]
     return _listing(Collection(FileOrigin(folder), kind="list", notes=outside.notes), [content], listed)
 
 
@@ -205,7 +204,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlab
             else:
                 ignored.add("row without an image", row.path)
                 continue
-            _check_split(row, split)
+            _check_split(row, "" if split == given else split)
             listed.append((row.split or given or split, found))
         content.faults.check()
         if content.rows and not used:
@@ -224,7 +223,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlab
     if left:
         ignored.add("image in no table", left[0], len(left))
     rest = {split: sources for split, sources in collection.splits.items() if split not in described}
-    if rest and (numbers := [content for content in contents if content.columns]):
+    if rest and (numbers := [content for content in contents if content.table.columns]):
         raise SourceError(
             f"{numbers[0].path}: a table with columns of numbers needs a table for every split; found no table for "
             f"{next(iter(rest))!r}: add one, or leave the columns out"
@@ -236,7 +235,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlab
 
 def _check_split(row: Row, split: str) -> None:
     """Raises DoubtError if the row has an empty cell for the split, but the picture's folder is of another split."""
-    if row.line in row.table.without_split and split not in ("", row.split, DEFAULT_SPLIT):
+    if row.split is None and split not in ("", DEFAULT_SPLIT):
         raise DoubtError(
             row.table.path,
             f"{row.table.faults.word} {row.line}: expected a split, as the folder of {row.path!r} says {split!r}, "
@@ -247,7 +246,7 @@ def _check_split(row: Row, split: str) -> None:
 
 def _listing(collection: Collection, contents: Sequence[Contents], listed: Sequence[tuple[str, Found]]) -> Listing:
     """Returns the Listing of `listed` rows, with the tables' labels if there are any, and images of `collection`."""
-    found: dict[str, list[Found]] = {split: [] for split in in_split_order(split for split, _ in listed)}
+    found: dict[str, list[Found]] = {split: [] for split in in_split_order(split_name(word) for word, _ in listed)}
     classes: tuple[str, ...] | None = collection.classes
     names = dict(zip(collection.classes, collection.class_names, strict=False))
     labels: Sequence[str | Label] = [one.label for _, one in listed]
@@ -259,8 +258,8 @@ def _listing(collection: Collection, contents: Sequence[Contents], listed: Seque
             raise SourceError(f"{contents[0].path}: expected names of classes, as {others[0]!r} has, found numbers")
         as_texts = not {*others}.intersection(in_split_order([*found, *others])[:1])  # else that split has the classes
         classes, names = (given, {}) if as_texts else (classes, names)
-    for (split, one), label in zip(listed, labels, strict=True):
-        found[split].append(one._replace(label=label))
+    for (word, one), label in zip(listed, labels, strict=True):
+        found[split_name(word)].append(one._replace(label=label))
     for split, sources in collection.splits.items():
         found.setdefault(split, [])
         for source in sources:

@@ -45,7 +45,7 @@ _NUMBERED = re.compile(rb"([a-zA-Z]*)[\W_]*\d+([\W_]*\d+)*")
 _MOST_WORDS = 3
 
 # Hugging Face's imagefolder has metadata.csv, Roboflow _classes.csv.
-_METADATA = re.compile(r"_?(metadata|classes|annotations?|labels?|captions?)\.(csv|tsv|jsonl|parquet)")
+_TABLE = re.compile(r"_?(metadata|classes|annotations?|labels?|captions?|(train|val)(_\w+)?)\.(csv|tsv|jsonl|parquet)")
 _NAME_OF_MASK = re.compile(rb"([\W_](masks?|labels?|gt|seg(mentation)?|depth))\.\w+", re.IGNORECASE)
 _LEAST_MASKS, _SAMPLED = 0.1, 500
 _MOST_PAIRED, _ENOUGH_PAIRED = 5, 0.9
@@ -119,9 +119,8 @@ def kind_of(name: str) -> str:
         return "split"
     if _PART.fullmatch(name):
         return "part"
-    has_role = not name.isdigit() and all(
-        re.fullmatch(f"{_IMAGES}|{_MASKS}|{_WITH_ROLES}", word) for word in _words(name)
-    )
+    known = re.compile(f"{_IMAGES}|{_MASKS}|{_WITH_ROLES}")
+    has_role = not name.isdigit() and all(map(known.fullmatch, _words(name)))
     if has_role and (_has(name, _MASKS) or _has(name, _IMAGES)):
         return "masks" if _has(name, _MASKS) else "images"
     return "pair" if _has(name, _PAIRED) or name in ("A", "B") else "lists" if has_role else ""
@@ -266,17 +265,12 @@ class Layout:
     @cached_property
     def metadata(self) -> Sequence[tuple[str, Path]]:
         """The split ("" for all) and the path of each table next to images, or to flat splits, that describes them."""
-
-        def near(part: Part, folder: Path) -> list[tuple[str, Path]]:
-            tables = self.disk.tables(folder)
-            return [(part.split, folder / name) for name in tables if _METADATA.fullmatch(name)]
-
-        found = [one for part in self.parts if part.images or len(part.full) == 1 for one in near(part, part.path)]
-        if found or self.labeled or self.first.split != DEFAULT_SPLIT or self.masks_among_images:
-            return found
-        tables = {known_split(_words(name)[0]): self.root / name for name in reversed(self.disk.tables(self.root))}
-        named = [(split, tables[split]) for split in (DEFAULT_SPLIT, "val") if split in tables]
-        return named or [("", table) for _, table in near(self.first, self.root)[:1]]
+        flat = [(part.split, part.path) for part in self.parts if part.images or len(part.full) == 1]
+        if not self.labeled and self.first.split == DEFAULT_SPLIT and not self.masks_among_images:
+            flat.append(("", self.root))
+        tables = [(split, at / name) for split, at in flat for name in filter(_TABLE.fullmatch, self.disk.tables(at))]
+        named = {split or known_split(_words(one.name)[0]): one for split, one in reversed(tables)}
+        return [one for one in sorted(named.items()) if one[0] or len(named) == 1]
 
     def doubts(self) -> Iterator[str]:
         """Yields a description of every ambiguity in the layout."""

@@ -164,7 +164,8 @@ def number_labels(written: Set[tuple[str, str]]) -> Numbering:
     """Returns the number of each label. `written` has the (split, text) of each label in SRC.
 
     An integer is its own number. Class names are numbered in sorted order, and each must occur in the first split.
-    If SRC has both, class names are valid only if there are more distinct class names than distinct integers.
+    If SRC has both, class names are valid only if there are more distinct class names than distinct integers. Of texts
+    that are the same integer, such as 1 and 01, one is valid.
     """
     everything = {text for _, text in written}
     integers = {text for text in everything if re.fullmatch(r"[0-9]{1,18}", text) and int(text) < MAX_CLASSES}
@@ -172,7 +173,8 @@ def number_labels(written: Set[tuple[str, str]]) -> Numbering:
     first = next(iter(in_split_order(split for split, _ in written)), "")
     are_integers = len(integers) >= len(names)
     if are_integers:
-        labels = {text: int(text) for text in integers}
+        written_as = {int(text): text for text in sorted(integers, key=len, reverse=True)}
+        labels = {text: number for number, text in written_as.items()}
         classes = numbers_up_to(0, max(labels.values(), default=-1))
     else:
         classes = tuple(sorted(name for name in names if (first, name) in written))
@@ -181,7 +183,9 @@ def number_labels(written: Set[tuple[str, str]]) -> Numbering:
     for split, text in written:
         if text in labels:
             continue
-        if text in integers or (text in names and are_integers):
+        if text in integers and are_integers:
+            expected[split, text] = f"{written_as[int(text)]}, as other labels write this number"
+        elif text in integers or (text in names and are_integers):
             expected[split, text] = f"{'an integer' if are_integers else 'a class name'}, as other labels are"
         elif text in names:
             expected[split, text] = f"one of the classes of {first!r}"

@@ -9,9 +9,11 @@ import contextlib
 import json
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from shardio.sets.given import open_parquet, read_batches
 _SUFFIX = ".parquet"
 _NO_LABEL = -1
 """The label with which Hugging Face marks rows whose label is not public, as in ImageNet's test split."""
+_TYPES_OF_LABELS = re.compile(r"u?int\d+|bool|(dictionary<values=)?(large_)?string(, .*)?")
 # Other names of columns, of facts about the files and of captions.
 _NO_LABELS = re.compile(
     r"((original|image)_)?(width|height|size|id|idx|index)|__index_level_\d__|.*(captions?|text|url|prompt|description)"
@@ -63,13 +66,10 @@ def is_parquet(src: Path) -> bool:
 
 def _holds_files(folder: Path) -> bool:
     """Whether there are parquet files in a folder, and no folders."""
-    found = False
     with contextlib.suppress(OSError):
-        for entry in entries(folder):
-            if entry.is_dir():
-                return False
-            found = found or entry.name.endswith(_SUFFIX)
-    return found
+        found = list(entries(folder))
+        return any(one.name.endswith(_SUFFIX) for one in found) and not any(one.is_dir() for one in found)
+    return False
 
 
 def holds_images(path: Path) -> bool:
@@ -89,25 +89,17 @@ def list_parquet(src: Path, named: Table | None = None, *, unlabeled: bool = Fal
       has the same name, NAME is the number of the row in its split.
     """
     named = named or Table(src)
-    if named != Table(named.file, label_columns=named.label_columns[:1], split_column=named.split_column):
-        raise SourceError(f"{src}: images in parquet take one `--label-column`, `--split-column` and nothing else")
+    given = Table(named.file, None, "", named.label_columns[:1], named.split_column, group_column=named.group_column)
+    if named != given:
+        expected = "one `--label-column`, `--split-column`, `--group-column` and nothing else"
+        raise SourceError(f"{src}: images in parquet take {expected}")
     ignored = Ignored(src)
-    if not (src.is_dir() or src.is_file()):
-        raise SourceError(f"{src}: expected a parquet file or a folder of parquet files, found no file and no folder")
-    folder, names = (src, _list(src, ignored)) if src.is_dir() else (src.parent, [src.name])
+    folder, names = (src, _list(src, ignored)) if src.is_dir() else (src.parent, [src.name] if src.is_file() else [])
     if not names:
-        raise SourceError(f"{src}: expected parquet files in or below this folder, found none")
-    splits = _group(folder, names)
-    for group in splits.values() if src.is_dir() else ():
-        matches = [_NUMBERED.fullmatch(name.removesuffix(_SUFFIX)) for name in group]
-        there = {int(match[2]) for match in matches if match}
-        total = int(matches[0][3]) if matches[0] else 0  # all have the same form, and the same total
-        if missing := sorted(set(range(total)) - there):
-            number = f"found {counted(len(there), 'file')}; number {missing[0]:05d} is missing"
-            raise SourceError(f"{src}: expected {total:,} files like {group[0]}, {number}: complete the download")
-    shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # every file has the names of all classes
+        raise SourceError(f"{src}: expected a parquet file, or parquet files in or below a folder, found none")
+    splits = _group(folder, names, is_whole=src.is_file())
     tables = {
-        name: _read_table(src, folder / name, split, named, shared, unlabeled)
+        name: _Reader(src, folder / name, split, named).read(unlabeled)
         for split, group in splits.items()
         for name in group
     }
@@ -125,9 +117,14 @@ def list_parquet(src: Path, named: Table | None = None, *, unlabeled: bool = Fal
             files |= {os.fsencode(name): table.file for name, table in mine.items()}
     if not rows:
         raise DoubtError(src, "expected rows with a label, found none", [UNLABELED])
-    origin = ParquetOrigin(folder, tables[names[0]].image, files)
-    notes = tuple(dict.fromkeys(f"{src.name}: {table.note}" for table in tables.values() if table.note))
-    return Listing(src, rows, Collection(origin, ignored=ignored, kind="parquet", notes=notes), classes or None)
+    known = Collection(
+        ParquetOrigin(folder, tables[names[0]].image, files),
+        ignored=ignored,
+        kind="parquet",
+        notes=tuple(dict.fromkeys(f"{src.name}: {table.note}" for table in tables.values() if table.note)),
+        groups={one.key: one.where for one in chain.from_iterable(rows.values()) if one.where},
+    )
+    return Listing(src, rows, known, classes or None)
 
 
 def _list(root: Path, ignored: Ignored) -> list[str]:
@@ -160,7 +157,8 @@ def _split_of(name: str) -> tuple[str, str]:
     return "", ""
 
 
-def _group(root: Path, names: Sequence[str]) -> dict[str, list[str]]:
+def _group(root: Path, names: Sequence[str], is_whole: bool) -> dict[str, list[str]]:
+    """Returns the files of each split. Unless `is_whole`, raises SourceError if one of a numbered series is missing."""
     groups: dict[str, list[str]] = {}
     patterns: dict[str, str] = {}
     for name in names:
@@ -172,7 +170,17 @@ def _group(root: Path, names: Sequence[str]) -> dict[str, list[str]]:
     if "" in groups and len(groups) > 1:
         other = next(name for name in names if _split_of(name)[0])
         raise SourceError(f"{root / groups[''][0]}: expected a split in its name or folder, as in {other}; found none")
+    for group in [] if is_whole else groups.values():
+        numbered = [match for name in group if (match := _NUMBERED.fullmatch(name.removesuffix(_SUFFIX)))]
+        total = int(numbered[0][3]) if numbered else 0  # all have the same form, and the same total
+        if missing := sorted(set(range(total)) - {int(match[2]) for match in numbered}):
+            number = f"found {counted(len(numbered), 'file')}; number {missing[0]:05d} is missing"
+            raise SourceError(f"{root}: expected {total:,} files like {group[0]}, {number}: complete the download")
     return groups
+
+
+_Row = tuple[int | str | None, str | None, bytes | None, str]
+"""The label, the word for the split, the path and the group of an image. None: it has none, or no column has splits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,190 +191,178 @@ class _Table:
     label: str
     """The name of the column of labels; "" if there is none."""
     note: str
-    rows: Sequence[tuple[int | str | None, str | None, bytes | None]]
-    """The label, split and path of each image. None: it has none, or no column has splits."""
+    rows: Sequence[_Row]
 
 
-def _read_table(
-    src: Path, path: Path, own: str, named: Table, shared: dict[tuple[str, ...], tuple[str, ...]], unlabeled: bool
-) -> _Table:
-    identity = identify(path)
-    with open_parquet(path) as file:
-        schema, metadata = file.schema_arrow, file.metadata
-        features = _features(path, schema.metadata or {})
-        columns = dict(zip(schema.names, schema.types, strict=True))
-        if (repeated := first_repeated(schema.names)) is not None:
-            raise SourceError(f"{path}: expected distinct columns, found {repeated[:80]!r} twice")
-        kinds = {name: one.get("_type") for name, one in features.items() if isinstance(one, dict)}
-        image = _choose_image(path, columns, kinds)
-        likely = [name for name, kind in columns.items() if name != image and _may_be_label(kind)]
-        seen = _look(path, file, likely)
-        split = _choose_split(src, path, own, named, seen)
-        label = "" if unlabeled else _choose_label(src, path, named, split, columns, kinds, seen)
-        has_paths = is_struct(columns[image]) and "path" in _fields(columns[image])
-        wanted = [*filter(None, (label, split)), *([f"{image}.path"] if has_paths else [])]
-        rows: list[Any] = [] if wanted else [(0, None, None)] * metadata.num_rows
-        texts: dict[Any, Any] = {}
-        for batch in read_batches(path, file, wanted) if wanted else ():
-            nothing = [None] * len(batch)
-            labels = [_label(one, texts) for one in batch.column(label).to_pylist()] if label else [0] * len(batch)
-            paths = batch.column(image).flatten()[0].cast("binary").to_pylist() if has_paths else nothing
-            paths = [one and one[-MAX_KEY_NBYTES - 1 :] for one in paths]
-            words = batch.column(split).to_pylist() if split else nothing
-            if split:
-                words = [own or DEFAULT_SPLIT if one is None else split_of_flag(split, one) for one in words]
-            rows += zip(labels, words, paths, strict=True)
-        leaf_name = f"{image}.bytes" if is_struct(columns[image]) else image
-        leaf = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == leaf_name)
-        groups = [metadata.row_group(i).column(leaf) for i in range(metadata.num_row_groups)]
-        table_file = TableFile(len(rows), sum(group.total_uncompressed_size for group in groups), identity)
-        classes = _class_names(path, features.get(label))
-        unused = [name for name in columns if name not in (image, label, split)]
+@dataclass
+class _Reader:
+    """Chooses the columns of a parquet file in SRC, and reads all but the images. `own` is the split of the file."""
+
+    src: Path
+    path: Path
+    own: str
+    named: Table
+
+    def read(self, unlabeled: bool) -> _Table:
+        path, identity = self.path, identify(self.path)
+        with open_parquet(path) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+            features = _features(path, schema.metadata or {})
+            self.kinds = {name: one.get("_type") for name, one in features.items()}
+            self.types: dict[str, Any] = dict(zip(schema.names, schema.types, strict=True))
+            if (repeated := first_repeated(schema.names)) is not None:
+                raise SourceError(f"{path}: expected distinct columns, found {repeated[:80]!r} twice")
+            image = self._choose_image()
+            group = self._existing(self.named.group_column, self.types)
+            others = {name: kind for name, kind in self.types.items() if name not in (image, group)}
+            self._look(file, [name for name, kind in others.items() if _TYPES_OF_LABELS.fullmatch(str(kind))])
+            split = self._choose_split()
+            label = "" if unlabeled else self._choose_label(split)
+            fields = _fields(self.types[image])
+            place = f"{image}.path" if "path" in fields else ""
+            wanted = list(dict.fromkeys(filter(None, (label, split, group, place))))
+            rows: list[_Row] = [] if wanted else [(0, None, None, "")] * metadata.num_rows
+            for batch in read_batches(path, file, wanted) if wanted else ():
+                rows += self._rows(batch, label, split, group, image if place else "")
+            leaf_name = f"{image}.bytes" if fields else image
+            leaf = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == leaf_name)
+            parts = [metadata.row_group(i).column(leaf) for i in range(metadata.num_row_groups)]
+        table_file = TableFile(len(rows), sum(part.total_uncompressed_size for part in parts), identity)
+        unused = [name for name in self.types if name not in (image, label, split, group)]
         note = f"labels from {label!r}" if label else "no labels" if unused else ""
         note += f", splits from {split!r}" * bool(split) + f", not used: {listed(unused)}" * bool(unused)
-        return _Table(table_file, leaf_name, shared.setdefault(classes, classes), label, note, rows)
+        return _Table(table_file, leaf_name, _class_names(path, features.get(label, {})), label, note, rows)
+
+    def _rows(self, batch: Any, label: str, split: str, group: str, image: str) -> Iterator[_Row]:
+        def cells(name: str, otherwise: Any) -> list[Any]:
+            return batch.column(name).to_pylist() if name else [otherwise] * len(batch)
+
+        paths = batch.column(image).flatten()[0].cast("binary").to_pylist() if image else [None] * len(batch)
+        for cell, word, path, one in zip(cells(label, 0), cells(split, None), paths, cells(group, ""), strict=True):
+            if split:
+                word = self.own or DEFAULT_SPLIT if word is None else split_of_flag(split, word)
+            if group and present(one) is None:
+                raise SourceError(f"{self.path}: expected a group in the column {group!r}, found an empty cell")
+            yield _label(cell), word, path and path[-MAX_KEY_NBYTES - 1 :], str(one)
+
+    def _choose_image(self) -> str:
+        """Returns the column "image", or the one that the metadata names, or the only one of a suitable type."""
+        columns = [column for column, kind in self.types.items() if _holds_images(kind)]
+        described = [column for column in columns if self.kinds.get(column) == "Image"]
+        for candidates in ([c for c in columns if c == "image"], described, columns):
+            if len(candidates) == 1:
+                return candidates[0]
+        found, hint = ", ".join(columns)[:200] or "none", "Rename the column to use to 'image'"
+        if "image" in self.types and "image" not in columns:
+            found, hint = f"'image' of type {self.types['image']}", "Rewrite it as binary, or struct with bytes"
+        elif not columns:
+            hint = "If its rows have paths of images, give the folder of the paths by `--root`"
+        expected = "expected one column of images (binary, or struct with bytes)"
+        raise SourceError(f"{self.path}: {expected}, found {found}. {hint}")
+
+    def _look(self, file: Any, names: Sequence[str]) -> None:
+        """Reads columns in the first rows, or in all rows if a column has only one value there: rows may be sorted."""
+        first = next(read_batches(self.path, file, names), None) if names else None
+        self.seen = {name: [] if first is None else first.column(name).drop_null().to_pylist() for name in names}
+        for name in (name for name, values in self.seen.items() if len(set(values)) == 1):
+            batches = read_batches(self.path, file, [name])
+            self.seen[name] = [value for batch in batches for value in batch.column(0).drop_null().to_pylist()]
+
+    def _choose_split(self) -> str:
+        """Returns the named column of splits, or "". Raises DoubtError if another column may have splits."""
+        if self.named.split_column:
+            return "" if self.named.split_column == NO_SPLITS else self._existing(self.named.split_column, self.seen)
+        known = (*self.named.label_columns, *LABEL_NAMES)
+        asked = {name: set(map(str, values)) for name, values in self.seen.items() if name.lower() not in known}
+        doubt_splits(self.src, {one: words for one, words in asked.items() if 0 < len(words) <= MOST_SPLITS}, self.own)
+        return ""
+
+    def _choose_label(self, split: str) -> str:
+        """Returns the named column of labels, or the one with a label's name; "" if no column looks like labels."""
+        if self.named.label_columns:
+            return self._existing(self.named.label_columns[0], self.seen)
+        names = [name for name in self.types if name.lower() in LABEL_NAMES or self.kinds.get(name) == "ClassLabel"]
+        names = [name for name in names if name == "label"] or names
+        if len(names) == 1 and names[0] in self.seen:
+            return names[0]
+        if len(names) == 1:
+            found = f"{names[0]!r} of type {self.types[names[0]]}. Rewrite it as integers or texts"
+            raise DoubtError(self.src, f"{self.path.name}: expected a column of labels, found {found}", [UNLABELED])
+        # A text that has every value twice in the mean is no caption.
+        names = names or [
+            name
+            for name, values in self.seen.items()
+            if name != split and not _NO_LABELS.fullmatch(name.lower())
+            if not isinstance(next(iter(values), ""), str) or 1 < len(set(values)) <= (len(values) + 1) // 2
+        ]
+        if names:
+            found = f"{self.path.name}: expected one column with a label's name, found {listed(names)}"
+            raise DoubtError(self.src, found, [*map(column_reading, names[:3]), UNLABELED])
+        return ""
+
+    def _existing(self, name: str, columns: Iterable[str]) -> str:
+        if name and name not in columns:
+            expected = f"expected a column {name!r} of integers or texts"
+            raise SourceError(f"{self.path}: {expected}, found {listed(columns)}")
+        return name
 
 
-def _label(cell: Any, texts: dict[Any, Any]) -> int | str | None:
+def _label(cell: Any) -> int | str | None:
     """Returns the integer or text in a cell, equal texts as one object; None if there is no label."""
     if isinstance(cell, str):
-        cell = texts.setdefault(cell, present(cell, MISSING))
-        return cell if cell is None else str(cell)
+        text = present(cell, MISSING)
+        return text and sys.intern(text)
     return None if cell in (None, _NO_LABEL) else int(cell)
 
 
-def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
+def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Mapping[str, Any]]:
     """Returns the features that Hugging Face `datasets` writes: {"label": {"names": [...], "_type": "ClassLabel"}}."""
-    if b"huggingface" not in metadata:
-        return {}
     try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        features = None
-    if not isinstance(features, dict):
-        raise SourceError(f"{path}: expected JSON with info.features as the metadata `huggingface`, found other text")
-    return features
+        features = json.loads(metadata.get(b"huggingface", b'{"info": {"features": {}}}'))["info"]["features"]
+        return {str(name): one for name, one in features.items() if isinstance(one, dict)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        expected = "expected JSON with info.features as the metadata `huggingface`"
+        raise SourceError(f"{path}: {expected}, found other text") from None
 
 
-def _class_names(path: Path, feature: object) -> tuple[str, ...]:
-    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel" or not feature.get("names"):
-        return ()
-    names = feature["names"]
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise SourceError(f"{path}: expected a list of class names in the metadata, found {str(names)[:80]}")
+def _class_names(path: Path, feature: Mapping[str, Any]) -> tuple[str, ...]:
+    names = feature.get("names") or [] if feature.get("_type") == "ClassLabel" else []
+    expected = "expected a list of class names of valid text in the metadata"
     try:
         "".join(names).encode()
-    except UnicodeEncodeError as error:
-        raise SourceError(f"{path}: a class name in the metadata is not valid text: {error}") from None
+    except (TypeError, UnicodeEncodeError):
+        raise SourceError(f"{path}: {expected}, found {names!r:.80}") from None
     if (repeated := first_repeated(names)) is not None:
-        raise SourceError(f"{path}: expected distinct class names in the metadata, found {repeated[:80]!r} twice")
+        raise SourceError(f"{path}: {expected}, each once, found {repeated[:80]!r} twice")
     return tuple(names)
 
 
 def _fields(kind: Any) -> dict[str, Any]:
-    return {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+    """Returns the types of the fields of a struct, by name; {} for another type."""
+    return {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)} if is_struct(kind) else {}
 
 
 def _holds_images(kind: Any) -> bool:
-    kind = _fields(kind).get("bytes") if is_struct(kind) else kind
-    return str(kind) in ("binary", "large_binary")
-
-
-def _may_be_label(kind: Any) -> bool:
-    return re.fullmatch(r"u?int\d+|bool|(dictionary<values=)?(large_)?string(, .*)?", str(kind)) is not None
-
-
-def _choose_image(path: Path, types: Mapping[str, Any], kinds: Mapping[str, object]) -> str:
-    """Returns the column "image", or the one that the metadata names, or the only one of a suitable type."""
-    columns = [column for column, kind in types.items() if _holds_images(kind)]
-    described = [column for column in columns if kinds.get(column) == "Image"]
-    for candidates in ([c for c in columns if c == "image"], described, columns):
-        if len(candidates) == 1:
-            return candidates[0]
-    found, hint = ", ".join(columns)[:200] or "none", "Rename the column to use to 'image'"
-    if "image" in types and "image" not in columns:
-        found, hint = f"'image' of type {types['image']}", "Rewrite it as binary, or struct with bytes"
-    elif not columns:
-        hint = "If its rows have paths of images, give the folder of the paths by `--root`"
-    raise SourceError(f"{path}: expected one column of images (binary, or struct with bytes), found {found}. {hint}")
-
-
-def _look(path: Path, file: Any, names: Sequence[str]) -> Mapping[str, list[Any]]:
-    """Returns the values of columns in the first rows, or in all rows for a column that has only one value there."""
-    first = next(read_batches(path, file, names), None) if names else None
-    seen = {name: [] if first is None else first.column(name).drop_null().to_pylist() for name in names}
-    for name in (name for name, values in seen.items() if len(set(values)) == 1):  # rows may be sorted by it
-        batches = read_batches(path, file, [name])
-        seen[name] = [value for batch in batches for value in batch.column(0).drop_null().to_pylist()]
-    return seen
-
-
-def _choose_split(src: Path, path: Path, own: str, named: Table, seen: Mapping[str, list[Any]]) -> str:
-    """Returns the named column of splits, or "". Raises DoubtError if another column may have splits."""
-    if named.split_column:
-        return "" if named.split_column == NO_SPLITS else _existing(path, named.split_column, seen)
-    few = {name: set(map(str, values)) for name, values in seen.items() if len(set(values)) <= MOST_SPLITS}
-    known = (*named.label_columns, *LABEL_NAMES)
-    doubt_splits(src, {name: words for name, words in few.items() if words and name.lower() not in known}, own)
-    return ""
-
-
-def _choose_label(
-    src: Path,
-    path: Path,
-    named: Table,
-    split: str,
-    types: Mapping[str, Any],
-    kinds: Mapping[str, object],
-    seen: Mapping[str, list[Any]],
-) -> str:
-    """Returns the named column of labels, or the one with a label's name; "" if no column looks like labels."""
-    if named.label_columns:
-        return _existing(path, named.label_columns[0], seen)
-    names = [name for name in types if name.lower() in LABEL_NAMES or kinds.get(name) == "ClassLabel"]
-    names = [name for name in names if name == "label"] or names
-    if len(names) == 1 and names[0] in seen:
-        return names[0]
-    if len(names) == 1:
-        found = f"{names[0]!r} of type {types[names[0]]}. Rewrite it as integers or texts"
-        raise DoubtError(src, f"{path.name}: expected a column of labels, found {found}", [UNLABELED])
-    # A text that has every value twice in the mean is no caption.
-    names = names or [
-        name
-        for name, values in seen.items()
-        if name != split and not _NO_LABELS.fullmatch(name.lower())
-        if not isinstance(next(iter(values), ""), str) or 1 < len(set(values)) <= (len(values) + 1) // 2
-    ]
-    if names:
-        found = f"{path.name}: expected one column with a label's name, found {listed(names)}"
-        raise DoubtError(src, found, [*map(column_reading, names[:3]), UNLABELED])
-    return ""
-
-
-def _existing(path: Path, name: str, columns: Iterable[str]) -> str:
-    if name not in columns:
-        raise SourceError(f"{path}: expected a column {name!r} of integers or texts, found {listed(columns)}")
-    return name
+    return str(_fields(kind).get("bytes", kind)) in ("binary", "large_binary")
 
 
 def _common_classes(src: Path, root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]:
     """Returns the classes that the metadata of the files name, or (), after checking columns and labels."""
-    (first, table), *others = tables.items()
-    for name, other in others:
+    first, table = next(iter(tables.items()))
+    named = next((name for name, other in tables.items() if other.classes), first)
+    classes = tables[named].classes
+    most = (len(classes) or MAX_CLASSES) - 1
+    kinds = {type(label) for other in tables.values() for label, *_ in other.rows} - {type(None)}
+    for name, other in tables.items():
+        labels = [label for label, *_ in other.rows]
+        bad = [row for row, one in enumerate(labels) if isinstance(one, int) and not 0 <= one <= most]
         if bool(other.label) != bool(table.label):
             raise DoubtError(src, f"{name}: only this file or {first} has labels", [UNLABELED])
         if other.image != table.image:
             expected = f"images in the column {table.image!r}, as in {first}"
             raise SourceError(f"{root / name}: expected {expected}, found the column {other.image!r}")
-    named = {name: table.classes for name, table in tables.items() if table.classes}
-    classes = next(iter(named.values()), ())
-    if wrong := [name for name in named if named[name] != classes]:
-        raise SourceError(f"{root / wrong[0]}: expected the same classes as {next(iter(named))}, found other classes")
-    most = (len(classes) or MAX_CLASSES) - 1
-    kinds = {type(label) for table in tables.values() for label, _, _ in table.rows} - {type(None)}
-    for name, table in tables.items():
-        labels = [label for label, _, _ in table.rows]
-        bad = [row for row, one in enumerate(labels) if isinstance(one, int) and not 0 <= one <= most]
+        if other.classes not in ((), classes):
+            raise SourceError(f"{root / name}: expected the same classes as {named}, found other classes")
         if bad or len(kinds) > 1:
             row = next(iter(bad), 0)
             why = counted(len(bad), "invalid label") if bad else "other labels are integers or texts"
@@ -376,12 +372,15 @@ def _common_classes(src: Path, root: Path, tables: Mapping[str, _Table]) -> tupl
 
 
 def _find(root: Path, split: str, tables: Mapping[str, _Table], classes: Sequence[str]) -> Iterator[tuple[str, Found]]:
-    """Yields the split and the image of each row that has a label, or of all rows if there is no column of labels."""
+    """Yields the split and the image of each row that has a label, or of all rows if there is no column of labels.
+
+    `where` of an image is its group.
+    """
     taken: set[bytes] = set()
     numbers: Counter[str] = Counter()
     for name, table in tables.items():
         where = os.fsencode(name)
-        for row, (label, word, path) in enumerate(table.rows):
+        for number_in_file, (label, word, path, group) in enumerate(table.rows):
             own = split if word is None else split_name(word)
             number, numbers[own] = numbers[own], numbers[own] + 1
             if label is None:
@@ -394,7 +393,7 @@ def _find(root: Path, split: str, tables: Mapping[str, _Table], classes: Sequenc
             if not file or b"\0" in file or key in taken:
                 key = b"%s%08d" % (folder, number)
             if len(key) > MAX_KEY_NBYTES:
-                expected = f"row {row}: expected a key of at most {MAX_KEY_NBYTES:,} bytes"
+                expected = f"row {number_in_file}: expected a key of at most {MAX_KEY_NBYTES:,} bytes"
                 raise SourceError(f"{root / name}: {expected}, found {len(key):,} bytes, {key[:80]!r}...")
             taken.add(key)
-            yield own, Found(key, label if table.label else None, Item(where, row))
+            yield own, Found(key, label if table.label else None, Item(where, number_in_file), group)

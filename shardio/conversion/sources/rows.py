@@ -151,18 +151,15 @@ def _is_torn(cell: str, delimiter: str) -> bool:
 
 def _parquet_rows(path: Path) -> Rows:
     with open_parquet(path) as file:
-        number = 0
-        for batch in read_batches(path, file):
-            for cells in zip(*map(_values, batch.columns), strict=True):
-                yield number, list(cells)
-                number += 1
+        batches = (batch.columns for batch in read_batches(path, file))
+        for number, cells in enumerate(chain.from_iterable(zip(*map(_values, one), strict=True) for one in batches)):
+            yield number, list(cells)
 
 
 def _values(column: Any) -> list[Any]:
-    values: list[Any] = column.to_pylist()
-    if "binary" in str(column.type):  # texts
-        return [os.fsdecode(value) if isinstance(value, bytes) else value for value in values]
-    return values
+    """Returns the values of a column, bytes as texts."""
+    is_binary = "binary" in str(column.type)
+    return [os.fsdecode(one) if is_binary and isinstance(one, bytes) else one for one in column.to_pylist()]
 
 
 def _listed_rows(path: Path, num_labels: int, known: Sequence[str], faults: Faults) -> Rows:
@@ -196,20 +193,21 @@ def _is_path(text: str) -> bool:
 def _read_json(path: Path, known: Sequence[str], unlabeled: bool) -> tuple[list[str], Rows, Faults] | None:
     """Returns what `read_rows` returns if the file is JSON lines or a JSON document; otherwise None."""
     with _open(path) as file:
-        first = next((line for line in iter(lambda: file.readline(_MAX_LINE_NBYTES), "") if line.strip()), "")
-        if not first.lstrip().startswith(("{", "[")):
-            return None
-        with contextlib.suppress(ValueError, RecursionError):
-            value = _parsed(first)
-            if isinstance(value, dict) and (any(map(str.strip, file)) or any(name.lower() in known for name in value)):
-                faults = Faults(path, "line")
-                return list(value), _object_rows(_json_lines(path, faults), list(value), faults), faults
+        start = file.read(_MAX_LINE_NBYTES).lstrip()
+    if not start.startswith(("{", "[")):
+        return None
+    with contextlib.suppress(ValueError, RecursionError):
+        first, _, more = start.partition("\n")
+        value = _parsed(first)
+        if isinstance(value, dict) and (more.strip() or any(name.lower() in known for name in value)):
+            faults = Faults(path, "line")
+            return list(value), _object_rows(_json_lines(path, faults), list(value), faults), faults
     faults = Faults(path, "item")
     try:
         with _open(path) as file:
             value = _parsed(file.read())
     except (ValueError, RecursionError) as error:
-        if first.lstrip().startswith("[") and not path.suffix.lower().startswith(".json"):
+        if start.startswith("[") and not path.suffix.lower().startswith(".json"):
             return None  # a list whose first path begins so
         raise SourceError(f"{path}: expected JSON, but {error}") from None
     if isinstance(value, dict):

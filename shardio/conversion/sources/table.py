@@ -5,28 +5,30 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
-from shardio.conversion.sources.names import DEFAULT_SPLIT, known_split, split_name
+from shardio.conversion.sources.names import DEFAULT_SPLIT, by_split, known_split, split_name
 from shardio.conversion.sources.rows import Faults, read_rows
 from shardio.errors import SourceError, counted
 from shardio.format.layout import RowType, check_array_name, check_kind, is_split_name
 from shardio.format.parse import first_repeated
 
-# Names of columns, in any case. The first is taken where it is there; of the others there may be only one.
-PATH_COLUMNS = (
-    *("path", "filename", "file_name", "filepath", "file_path", "file", "image", "image_path", "img", "img_path"),
-    *("image_id", "image_name", "img_id", "id", "name"),
+# Names of columns, in any case. A name counts if no group before it has one; in its group there may be only one.
+_PATHS = (
+    ("path",),
+    ("filename", "file_name", "filepath", "file_path", "file", "image", "image_path", "img", "img_path"),
+    ("image_id", "image_name", "img_id", "id", "name"),
 )
-LABEL_COLUMNS = ("label", "class", "class_name", "category", "target", "cls")
+_LABELS = (("label",), ("class", "class_name", "category", "target", "cls"))
+_SPLITS = (("split",), ("subset", "set"))
 LABEL_NAMES = frozenset(
-    (*LABEL_COLUMNS, "labels", "targets", "class_id", "category_id", "class_label", "fine_label", "coarse_label")
+    (*chain(*_LABELS), "labels", "targets", "class_id", "category_id", "class_label", "fine_label", "coarse_label")
 )
 """The names of labels in parquet files and Python datasets."""
-SPLIT_COLUMNS = ("split", "subset", "set")
 # Other names that a column of splits may have, without what is no letter.
 _SPLIT_LIKE = re.compile("(data)?(set|split)(type|name)?|usage|phase|k?folds?|partition|is(train|val|test).*")
 _WORD = re.compile("[A-Z]*[a-z]+|[A-Z]+")
@@ -40,6 +42,8 @@ _FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false
 # How programs write that there is no label.
 MISSING = frozenset(("nan", "n/a", "#n/a", "<na>", "na", "null"))
 
+_INDEX = ("", "Unnamed: 0")
+"""The names that pandas gives to a column of the numbers of rows."""
 _MAX_PATH_NBYTES = 4096  # the longest that Linux takes
 
 
@@ -114,8 +118,8 @@ class Row(NamedTuple):
     table: Contents
     line: int
     path: str
-    split: str
-    """"" if the table has no column of splits."""
+    split: str | None
+    """The word for it; None for an empty cell, and "" if the table has no column of splits."""
     label: Any
     """The label as written: a value, a tuple of the values of several columns, or None for empty cells."""
     numbers: tuple[Any, ...]
@@ -127,27 +131,102 @@ class Row(NamedTuple):
         self.table.faults.add(self.line, expected, found)
 
 
-@dataclass(eq=False)
 class Contents:
-    """The valid rows of a table."""
+    """The columns of a table, what they are used for, and the valid rows."""
 
-    table: Table
-    faults: Faults
-    label_names: tuple[str, ...]
-    columns: tuple[str, ...]
-    labels: str | None
-    """The option `labels`."""
-    is_guessed: bool
-    """Whether the column of labels is only the one that is left."""
-    notes: list[str] = field(default_factory=list)
-    """Which columns are used and how, and how paths are read."""
-    rows: list[Row] = field(default_factory=list)
-    without_split: set[int] = field(default_factory=set)
-    """The lines whose cell in the column of splits is empty."""
+    def __init__(self, table: Table, names: Sequence[str], faults: Faults, labels: str | None) -> None:
+        """`names` are those of all columns, and `labels` is the option."""
+        self.table, self.path, self.names, self.faults, self.labels = table, table.path, names, faults, labels
+        self.rows: list[Row] = []
+        path = self._find("path", table.path_column, _PATHS)
+        if path is None:
+            way = "pass `--path-column NAME`, or put the names of columns into the first line"
+            raise SourceError(f"{self.path}: expected a column of paths, found the columns {listed(names)}: {way}")
+        self._where, self._split = path, None
+        if table.split_column != NO_SPLITS:
+            self._split = self._find("split", table.split_column, _SPLITS)
+        self._group = self._find("group", table.group_column, ())
+        self._numbers = [self._number(name) for name in table.columns]
+        for name in table.columns:
+            try:
+                check_kind(check_array_name(name), "array", RowType("<f8", ()), None)
+            except ValueError as error:
+                raise SourceError(f"{self.path}: column {name!r}: {error}") from None
+        given: Sequence[str] = table.label_columns if labels != "none" else ()
+        if not given and labels != "none" and (one := self._find("label", "", _LABELS)) is not None:
+            given = [names[one]]
+        used = {path, self._split, self._group, *map(self._number, given), *self._numbers}
+        self.unused = {one: number for number, one in enumerate(names) if number not in used and one not in _INDEX}
+        self.guess = [] if labels == "none" or given or table.columns else list(self.unused)
+        """The names of columns that may have the labels, if none is told. A single one has them."""
+        self.label_names = tuple(given or self.guess[: len(self.guess) == 1])
+        self._labels = [self._number(name) for name in self.label_names]
+        note = f"paths from {names[path]!r}, "
+        note += f"labels from {listed(self.label_names)}" if self.label_names else "no labels"
+        note += "" if self._split is None else f", splits from {names[self._split]!r}"
+        left = [name for name in self.unused if name not in self.label_names]
+        self.notes = [f"{note}, not used: {listed(left)}" if left else note]
 
-    @property
-    def path(self) -> Path:
-        return self.table.path
+    def _number(self, name: str) -> int:
+        if (count := self.names.count(name)) == 1:
+            return self.names.index(name)
+        found = f"{count} columns of this name: rename one" if count else f"the columns {listed(self.names)}"
+        raise SourceError(f"{self.path}: expected one column {name!r}, found {found}")
+
+    def _find(self, what: str, given: str, known: Sequence[Sequence[str]]) -> int | None:
+        """Returns the number of the column `given`, or, if that is "", of the one with a name in `known`; or None."""
+        groups = ([name for name in self.names if name.strip().lower() in group] for group in known)
+        found = [given] if given else next(filter(None, groups), [])
+        numbers = list(map(self._number, found))
+        if len(numbers) > 1:
+            readings = [column_reading(name, what) for name in found[:3]]
+            raise DoubtError(self.path, f"expected one column of {what}s, found {', '.join(found)}", readings)
+        return numbers[0] if numbers else None
+
+    def add(self, line: int, cells: Sequence[Any], split: str) -> None:
+        """Adds a row, or an error in it. `split` is the split that the table is for, or ""."""
+        where, word, group = cells[self._where], "", None if self._group is None else present(cells[self._group])
+        if self._split is not None and (word := present(cells[self._split], MISSING)) is not None:
+            word = split_of_flag(self.names[self._split], word)
+            word = word.lower() if known_split(word) else word
+        values = tuple(present(cells[number], MISSING) for number in self._labels)
+        label = None if all(value is None for value in values) else values if len(values) > 1 else values[0]
+        numbers = tuple(cells[number] for number in self._numbers)
+        row = Row(
+            self, line, "" if where is None else str(where), word, label, numbers, "" if group is None else str(group)
+        )
+        if not row.path or "\0" in row.path or len(os.fsencode(row.path)) > _MAX_PATH_NBYTES:
+            row.refuse(f"a path of 1 to {_MAX_PATH_NBYTES:,} bytes without NUL", where)
+        elif word and not is_split_name(split_name(word)):
+            row.refuse("a split named with letters, digits, '.', '_' and '-'", word)
+        elif split and word and split_name(word) != split:
+            row.refuse(f"the split {split!r}, for which the table is given", word)
+        elif self._group is not None and group is None:
+            row.refuse(f"a group in the column {self.table.group_column!r}", "an empty cell")
+        else:
+            self.rows.append(row)
+
+    def check_splits(self, few: Mapping[str, Set[str]], split: str) -> None:
+        """Raises an error for splits of two names, for numbers, and for unused columns that may have splits."""
+        words = sorted({row.split for row in self.rows if row.split})
+        by_split(self.path, dict.fromkeys(words))
+        if self._split is None and self.table.split_column != NO_SPLITS:
+            doubt_splits(self.path, few, split)
+        if self._split is not None and words and not self.table.split_column and all(map(str.isdigit, words)):
+            raise _doubt(self.path, self.names[self._split], words)  # 0 may be train, or no fold at all
+
+    def replace_root(self) -> None:
+        """Replaces the beginning of paths if the root is OLD=NEW. Raises SourceError if no path begins with OLD."""
+        old, new = self.table.prefix
+        found = [number for number, row in enumerate(self.rows) if row.path.startswith((f"{old}/", f"{old}\\"))]
+        for number in found if old else ():
+            path = self.rows[number].path[len(old) :].lstrip("/\\")
+            self.rows[number] = self.rows[number]._replace(path=os.path.join(new, path))
+        if old and found:
+            self.notes.append(f"in {counted(len(found), 'row')}, {old!r} at the beginning of paths is replaced")
+        elif old and self.rows:
+            expected = f"paths that begin with {old!r}, as in `--root`"
+            raise SourceError(f"{self.path}: expected {expected}, found {self.rows[0].path!r}")
 
 
 def read_table(table: Table, labels: str | None = None, split: str = "") -> Contents:
@@ -156,81 +235,21 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
     `split` is the split that the table is for, or "". Raises DoubtError if a column that is not used may have splits.
     """
     named = (name.lower() for name in (table.path_column, *table.label_columns) if name)
-    names, rows, faults = read_rows(table.path, (*PATH_COLUMNS, *LABEL_COLUMNS, *named), unlabeled=labels == "none")
-    path = _column(table, names, "path", table.path_column, PATH_COLUMNS)
-    if path is None:
-        way = "pass `--path-column NAME`, or put the names of columns into the first line"
-        raise SourceError(f"{table.path}: expected a column of paths, found the columns {listed(names)}: {way}")
-    has_splits = table.split_column != NO_SPLITS
-    splits = _column(table, names, "split", table.split_column, SPLIT_COLUMNS) if has_splits else None
-    group = _existing(table, names, table.group_column) if table.group_column else None
-    stored = {name: _existing(table, names, name) for name in table.columns}
-    for name in stored:
-        try:
-            check_kind(check_array_name(name), "array", RowType("<f8", ()), None)
-        except ValueError as error:
-            raise SourceError(f"{table.path}: column {name!r}: {error}") from None
-    given = {name: _existing(table, names, name) for name in table.label_columns if labels != "none"}
-    if not given and labels != "none" and (one := _column(table, names, "label", "", LABEL_COLUMNS)) is not None:
-        given = {names[one]: one}
-    used = {path, splits, group, *given.values(), *stored.values()}
-    unused = {name: number for number, name in enumerate(names) if number not in used and not _is_index(name)}
-    guess = list(unused) if labels != "none" and not (given or stored) else []
-    found = given or {name: _existing(table, names, name) for name in guess[: len(guess) == 1]}
-    content = Contents(table, faults, tuple(found), tuple(stored), labels, is_guessed=bool(guess))
-    few: dict[str, set[str]] = {name: set() for name in unused}  # the values of columns that have few
-    (old, new), replaced = table.prefix, 0
-    first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
+    names, rows, faults = read_rows(table.path, (*chain(*_PATHS, *_LABELS), *named), unlabeled=labels == "none")
+    content = Contents(table, names, faults, labels)
+    few: dict[str, set[str]] = {name: set() for name in content.unused}  # the values of columns that have few
     for line, cells in rows:
-        for column, seen in list(few.items()):
-            if (value := present(cells[unused[column]], MISSING)) is not None:
-                seen.add(str(value))
-            if len(seen) > MOST_SPLITS:
+        for column in list(few):
+            if (value := present(cells[content.unused[column]], MISSING)) is not None:
+                few[column].add(str(value))
+            if len(few[column]) > MOST_SPLITS:
                 del few[column]
-        word = cell = ""
-        if splits is not None:
-            cell = present(cells[splits], MISSING)
-            word = split or DEFAULT_SPLIT if cell is None else split_of_flag(names[splits], cell)
-        where, name = cells[path], split_name(word)
-        known, there = first.setdefault(name, (word, line))
-        text = "" if where is None else str(where)
-        if old and text.startswith((f"{old}/", f"{old}\\")):
-            text, replaced = os.path.join(new, text[len(old) :].lstrip("/\\")), replaced + 1
-        if not text or "\0" in text or len(os.fsencode(text)) > _MAX_PATH_NBYTES:
-            faults.add(line, f"a path of 1 to {_MAX_PATH_NBYTES:,} bytes without NUL", where)
-        elif word and not is_split_name(name):
-            faults.add(line, "a split named with letters, digits, '.', '_' and '-'", word)
-        elif known.lower() != word.lower():
-            faults.add(line, f"the split {known!r}, as in {faults.word} {there}", word)
-        elif split and word and name != split_name(split):
-            faults.add(line, f"the split {split!r}, for which the table is given", word)
-        elif group is not None and present(cells[group]) is None:
-            faults.add(line, f"a group in the column {table.group_column!r}", "an empty cell")
-        else:
-            if cell is None:
-                content.without_split.add(line)
-            values = tuple(present(cells[number], MISSING) for number in found.values())
-            label = None if all(value is None for value in values) else values if len(values) > 1 else values[0]
-            numbers = tuple(cells[number] for number in stored.values())
-            belongs = "" if group is None else str(present(cells[group]))
-            content.rows.append(Row(content, line, text, name, label, numbers, belongs))
-    if splits is not None and not table.split_column and first and all(map(str.isdigit, first)):
-        raise _doubt(table.path, names[splits], first)  # 0 may be train, or no fold at all
-    if has_splits and splits is None:
-        doubt_splits(table.path, few, split)
-    if len(guess) > 1:
-        likely = sorted(guess, key=lambda name: len(few.get(name, ())) < 2)[:3]
-        columns = [column_reading(name) for name in likely]
-        raise DoubtError(table.path, f"expected one column of labels, found {listed(guess)}", [*columns, UNLABELED])
-    note = f"paths from {names[path]!r}, {f'labels from {listed(found)}' if found else 'no labels'}"
-    note += "" if splits is None else f", splits from {names[splits]!r}"
-    left = [name for name in unused if name not in found]
-    content.notes.append(f"{note}, not used: {listed(left)}" if left else note)
-    if replaced:
-        content.notes.append(f"in {counted(replaced, 'row')}, {old!r} at the beginning of paths is replaced")
-    elif old and content.rows:
-        first_path = content.rows[0].path
-        raise SourceError(f"{table.path}: expected paths that begin with {old!r}, as in `--root`, found {first_path!r}")
+        content.add(line, cells, split)
+    content.check_splits(few, split)
+    if len(content.guess) > 1:
+        readings = [*map(column_reading, content.guess[:3]), UNLABELED]
+        raise DoubtError(table.path, f"expected one column of labels, found {listed(content.guess)}", readings)
+    content.replace_root()
     return content
 
 
@@ -262,11 +281,6 @@ def column_reading(name: str, what: str = "label") -> Reading:
     return Reading(f"column {name!r} has the {what}s", {f"--{what}-column": name})
 
 
-def _is_index(name: str) -> bool:
-    """Whether a column is the numbers of rows that pandas writes and reads."""
-    return name in ("", "Unnamed: 0")
-
-
 def present(cell: Any, missing: Set[str] = frozenset()) -> Any:
     """Returns the value of a cell, text without spaces around it; None if it is empty, NaN or a word in `missing`."""
     if isinstance(cell, str):
@@ -277,26 +291,3 @@ def present(cell: Any, missing: Set[str] = frozenset()) -> Any:
 
 def listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))[:200] or "none"
-
-
-def _existing(table: Table, names: Sequence[str], name: str) -> int:
-    if names.count(name) != 1:
-        found = f"{names.count(name)} columns of this name" if name in names else f"the columns {listed(names)}"
-        raise SourceError(f"{table.path}: expected one column {name!r}, found {found}")
-    return names.index(name)
-
-
-def _column(table: Table, names: Sequence[str], what: str, given: str, known: tuple[str, ...]) -> int | None:
-    """Returns the index of the column `given`, or, if that is "", of the column with a name in `known`; or None."""
-    if given:
-        return _existing(table, names, given)
-    lower = [name.strip().lower() for name in names]
-    found = [name for name in lower if name in known]
-    if found.count(known[0]) == 1:
-        return lower.index(known[0])
-    if len(found) > 1 and known is PATH_COLUMNS:  # an id beside a path
-        found = [name for name in found if name in PATH_COLUMNS[:10]] or found
-    if len(found) > 1:
-        readings = [column_reading(names[lower.index(name)], what) for name in found[:3]]
-        raise DoubtError(table.path, f"expected one column of {what}s, found {', '.join(found)}", readings)
-    return lower.index(found[0]) if found else None
