@@ -420,7 +420,7 @@ def test_plan_counts_masks_and_refuses_what_convert_would(tmp_path: Path) -> Non
 
 
 def test_pascal_voc_has_a_list_for_each_split_and_masks_in_another_folder(tmp_path: Path) -> None:
-    """The command of docs/guide/sources.md."""
+    """The command of docs/guide/collections.md."""
     words: list[object] = ["--masks", tmp_path / "SegmentationClass", "--size", 32, "--workers", 1]
     for i in range(8):
         height, width = 40 + 7 * i, 90 - 5 * i
