@@ -75,6 +75,16 @@ def position_of(index: SupportsIndex, count: int) -> int:
     return number % count
 
 
+_PUBLIC = frozenset(
+    (
+        *("array", "arrays", "class_names", "classes", "digest", "gather", "gather_array", "has_pixels", "image_of"),
+        *("images_of", "index", "labels", "labels_of", "manifest", "path", "sample_shape", "show", "source_sizes"),
+        *("split", "values_of"),
+    )
+)
+"""What a ShardSet promises to users: docs/api.md. Its other names are for the loader and the commands."""
+
+
 class ShardSet(SplitLayout, Sequence[Sample]):
     """An opened split, as a sequence of samples. Its files are mapped into memory; any number of threads may read.
 
@@ -146,6 +156,9 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         labels = np.ascontiguousarray(self.labels_of(np.arange(len(self))))
         labels.flags.writeable = False
         return labels
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name.startswith("_") or name in _PUBLIC]
 
     def __repr__(self) -> str:
         arrays = f" with {', '.join(self.arrays)}" if self.arrays else ""

@@ -32,6 +32,7 @@ import shardio.errors
 from shardio.cli.main import cli
 from shardio.conversion.images.headers import MAX_PIXELS, MAX_SOURCE_NBYTES
 from shardio.errors import Reason
+from shardio.reading.shardset import _PUBLIC
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
@@ -353,6 +354,9 @@ def test_every_public_name_is_on_the_page_of_python() -> None:
     listed = set(re.findall(r"^\.\. auto\w+:: shardio\.(\w+)$", text, re.MULTILINE))
     assert {"augment", "errors"} <= listed
     assert listed >= set(shardio.__all__) - set(vars(shardio.errors))
+    members = re.search(r"shardio\.ShardSet\n   :members: (.*)\n", text)
+    assert members is not None
+    assert members[1].split(", ") == sorted(_PUBLIC)
 
 
 def test_every_page_is_linked_from_the_readme_or_the_index_of_the_guide() -> None:
