@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.command(
     cls=CommonFirst,
     short_help="Turn images or arrays into a shard set.",
-    common=("size", "fit", "pixels", "labels", "tables", "val", "workers", "max_bad"),
+    common=("size", "fit", "pixels", "labels", "tables", "label_columns", "val", "workers", "max_bad"),
 )
 @click.argument("src", type=folder)
 @click.argument("out", type=folder)

@@ -134,7 +134,7 @@ def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None
 def extract(out: Path, split: str, selection: Selection, output: Path) -> None:
     """Write samples of the set in OUT into DIR, as files for other programs.
 
-    Pixels and masks become lossless PNGs, other arrays NPY files; labels.csv describes each file.
+    Pixels and masks become lossless PNGs, other arrays NPY files; labels.csv describes each file, and has numbers.
 
     \b
     shardio extract out/ --indices 5,17 -o some/

@@ -165,6 +165,8 @@ def _summary(name: str, manifest: Manifest, fault: str, counts: Mapping[str, _Co
     if (main := first_split(manifest.splits)) in counts:
         yield from _classes(manifest, main, counts[main])
     yield f"  refused {counted(manifest.num_rejects, 'image' if shape else 'sample')} when it was made"
+    if isinstance(left := manifest.provenance.get("left_out"), dict) and left:
+        yield f"  left out {', '.join(f'{count}: {reason}' for reason, count in left.items())}"
     if made := describe_making(manifest):
         yield from textwrap.wrap(
             printable(f"  made by {made}"),

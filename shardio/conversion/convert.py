@@ -230,6 +230,8 @@ class Conversion:
         splits = {name: self._publish_split(name, records) for name, records in records_of.items()}
         rejects = write_rejects(plan.out, (one for task in plan.tasks for one in self._records[task.name].rejects))
         provenance = {"conversion": plan.describe(), "libraries": library_versions()}
+        if left := collection.ignored.left_out:
+            provenance["left_out"] = {reason: len(keys) for reason, keys in left.items()}
         sums = np.sum([record.level_sums for record in self._records.values()], axis=0)
         if sums.any():  # else all samples to measure were refused
             provenance[LEVELS] = levels_of(first_split(splits), sums).describe()

@@ -139,6 +139,7 @@ class Plan:
             "sources_sha256": sha256.hexdigest(),
             **({"class_names_sha256": _hash(repr(names)).hexdigest()} if names else {}),
             **({"columns_sha256": columns.sha256(keys)} if columns else {}),
+            **({"tables": list(collection.tables)} if collection.tables else {}),
             **({"arrays": given} if given else {}),
             **({"masks": masks[0]} if masks else {}),
         }

@@ -151,13 +151,17 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], o
         # The names of classes are in the manifest alone, and not every kind of storage has them.
         ignored = {"class_names_sha256"}
         ignored |= set() if collection.columns else {"columns_sha256"}
+        ignored |= set() if collection.tables else {"tables"}
         ignored |= {"masks"} if options.masks is None else set()
         then, now = ({k: v for k, v in made.items() if k not in ignored} for made in (there, plan.describe()))
         changes.append(difference(then, now))
         if not changes[-1]:
             return plan
     closest = min(changes, key=len)
-    raise ConvertError(f"{folder}: cannot be made again from {src}, which holds other sources now ({closest})")
+    raise ConvertError(
+        f"{folder}: cannot be made again from {src}, which holds other sources now, or was read with other tables and "
+        f"columns ({closest}): pass the `--table` and columns of the conversion, if there were any"
+    )
 
 
 def _readings(src: str | os.PathLike[str], options: ConvertOptions) -> Iterator[Collection]:

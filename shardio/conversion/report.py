@@ -60,6 +60,8 @@ class ConvertReport:
     """Sources whose header had to be mended, with the reason."""
     ignored: Mapping[str, int]
     """Entries of SRC that are not converted, per reason."""
+    left_out: Mapping[str, Sequence[str]]
+    """The images in SRC that the tables and options leave out, per reason: their keys. `ignored` counts them, too."""
     seconds: float
     num_converted: int
     """The number of sources that this call converted or refused; earlier calls did the rest."""
@@ -205,6 +207,7 @@ def report_work(
         mended=tuple(source for source in noted if source.warning.startswith(JUNK)),
         warned=tuple(source for source in noted if not source.warning.startswith(JUNK)),
         ignored=dict(plan.collection.ignored),
+        left_out=plan.collection.ignored.left_out,
         seconds=seconds,
         num_converted=progress.done - progress.kept,
         notes=tuple(describe(plan.collection)),
@@ -263,8 +266,27 @@ def describe(scanned: Scanned, labels: Mapping[str, NDArray[np.int64]] | None = 
             sizes = f", {counts[least]:,} ({classes[least]}) to {counts[most]:,} ({classes[most]}) of a class"
             sizes = sizes if counts[least] < counts[most] else f", {counts[most]:,} of each class"
         yield f"{split}: {counted(len(found), 'image' if scanned.has_pixels else 'sample')}{sizes}"
+    if scanned.is_held_out:
+        yield from _describe_val(labels, classes)
     for reason, count in scanned.ignored.items():
-        yield f"ignored {count:,}: {reason}, such as {', '.join(scanned.ignored.examples[reason])}"
+        is_named = reason in scanned.ignored.left_out
+        some = f"{reason}, such as {', '.join(scanned.ignored.examples[reason])}"
+        yield f"{'left out' if is_named else 'ignored'} {count:,}: {some}{' (--json names all)' if is_named else ''}"
+
+
+def _describe_val(labels: Mapping[str, NDArray[np.int64]], classes: Sequence[str]) -> Iterator[str]:
+    """Yields in words the share of the samples and of each class that is in val, and the classes that a split lacks."""
+    counts = [np.bincount(labels[name].reshape(-1), minlength=len(classes)).tolist() for name in ("train", "val")]
+    found = zip(classes, *counts, strict=True)
+    shares = {name: val / (train + val) for name, train, val in found if train + val}
+    each = ""
+    if shares:
+        least, most = (extreme(shares, key=shares.__getitem__) for extreme in (min, max))
+        each = f": {shares[least]:.1%} of {least} to {shares[most]:.1%} of {most}"
+    yield f"val has {len(labels['val']) / sum(map(len, labels.values())):.1%} of the samples{each}"
+    for split, share in (("train", 1), ("val", 0)):
+        if lacking := [name for name in shares if shares[name] == share]:
+            yield f"{split} has no sample of {counted(len(lacking), 'class')}: {first_of(lacking, 5, repr)}"
 
 
 def describe_facts(facts: Mapping[str, int], sample: str = "") -> Iterator[str]:
@@ -287,10 +309,9 @@ def report_set(work: ConvertReport, plan: Plan, manifest: Manifest) -> ConvertRe
         labels[name] = rows["label"] if index.has_label else np.empty((len(rows), 0), np.int64)
         if (fit := plan.tasks[0].fit) is not None:
             facts.update(fit.count_enlarged(rows["source_height"], rows["source_width"]))
-    shares = _shares_of_val(labels, manifest.classes) if plan.options.val is not None else ()
     return replace(
         work,
-        notes=(*describe(plan.collection, labels), *describe_facts(facts), *shares),
+        notes=(*describe(plan.collection, labels), *describe_facts(facts)),
         facts=dict(+facts),
         digest=manifest.digest,
         num_samples={name: split.num_samples for name, split in manifest.splits.items()},
@@ -302,18 +323,6 @@ def report_set(work: ConvertReport, plan: Plan, manifest: Manifest) -> ConvertRe
         num_sources=plan.collection.num_sources,
         refused=_count_reasons(read_rejects(plan.out / manifest.rejects.file if manifest.rejects else None)),
     )
-
-
-def _shares_of_val(labels: Mapping[str, NDArray[np.int64]], classes: Sequence[str]) -> Iterator[str]:
-    """Yields in words the smallest and largest share of a class that is in val, and the classes that a split lacks."""
-    counts = [np.bincount(labels[name].reshape(-1), minlength=len(classes)).tolist() for name in ("train", "val")]
-    found = zip(classes, *counts, strict=True)
-    if shares := {name: val / (train + val) for name, train, val in found if train + val}:
-        least, most = (extreme(shares, key=shares.__getitem__) for extreme in (min, max))
-        yield f"val has {shares[least]:.1%} ({least}) to {shares[most]:.1%} ({most}) of a class"
-    for split, share in (("train", 1), ("val", 0)):
-        if lacking := [name for name in shares if shares[name] == share]:
-            yield f"{split} has no sample of {counted(len(lacking), 'class')}: {first_of(lacking, 5, repr)}"
 
 
 def _count_reasons(rejects: Iterable[Reject]) -> dict[str, int]:
@@ -332,6 +341,8 @@ class ImagesBar(Bar):
 
     def show(self, progress: Progress) -> None:
         """Shows the progress, and passes it on to `on_progress`. Can be passed to `convert` as `on_progress`."""
+        if self._on_progress is not None:
+            self._on_progress(progress)
         if progress.waits:
             self.set_description_str("waiting", refresh=False)
             self.write(f"shardio: {printable(progress.waits)}", file=sys.stderr)
@@ -350,8 +361,6 @@ class ImagesBar(Bar):
         self.set_description(f"copying out of SRC: {progress.spooled:,}" if spooling else None, refresh=False)
         self.set_postfix(refused=progress.refused, refresh=False)
         self.update(progress.done - self.n)
-        if self._on_progress is not None:
-            self._on_progress(progress)
 
 
 @contextlib.contextmanager

@@ -31,8 +31,9 @@ def extract(shards: ShardSet, indices: Sequence[int], folder: Path, on_progress:
     """Writes the samples `indices` of a split as files into `folder`, and returns the number of files.
 
     Pixels and masks become PNGs; other arrays, and pictures that PNG cannot hold, become NPY files. The last file is
-    labels.csv, with a line per sample. `on_progress` is called with (samples written, samples in all). Raises
-    ValueError if the folder has a labels.csv already or is inside the set's folder, FormatError for a damaged sample.
+    labels.csv, with a line per sample, which also has the values of arrays of single numbers. `on_progress` is called
+    with (samples written, samples in all). Raises ValueError if the folder has a labels.csv already or is inside the
+    set's folder, FormatError for a damaged sample.
     """
     if os.path.lexists(folder / LABELS_FILE):
         raise ValueError(f"{folder}: the folder already has a {LABELS_FILE}: choose another folder")
@@ -57,16 +58,21 @@ def extract(shards: ShardSet, indices: Sequence[int], folder: Path, on_progress:
         stem = f"{index:0{digits}d}-{_stem(key)}".rstrip("-")
         values = {} if pictures is None else {"": next(pictures)}
         values |= {name: shards.values_of(name, sample)[0] for name in arrays}
-        files = []
+        files: list[str] = []
+        cells: list[object] = []
         for name, value in values.items():
+            if not value.ndim:
+                cells.append(value.item())
+                continue
             is_picture = not name or shards.array(name).kind == "mask"
             png = png_of(value) if is_picture else None
             files.append(f"{stem}{name and '.'}{name}.{'npy' if png is None else 'png'}")
             write_atomic(folder / files[-1], _npy(value) if png is None else png)
+            cells.append(files[-1])
         num_files += len(files)
         lists = (shards.manifest.classes, shards.manifest.class_names)
         classes = [names[label] if names and label is not None else "" for names in lists]
-        lines.append([*files[: len(main)], index, key, label, *classes, *files[len(main) :]])
+        lines.append([*cells[: len(main)], index, key, label, *classes, *cells[len(main) :]])
         on_progress(done + 1, len(indices))
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(lines)

@@ -36,10 +36,10 @@ def test_click_completes_commands_options_classes_and_paths(make_set: Callable[.
     assert completed("shardio view nothing --class c") == "\n"
 
 
-def test_help_of_convert_lists_eight_options_before_those_that_few_need() -> None:
+def test_help_of_convert_lists_nine_options_before_those_that_few_need() -> None:
     text = CliRunner().invoke(cli, ["convert", "--help"]).stdout
     common, rare = (re.findall(r"^  (?:-\w, )?(--[\w-]+)", part, re.MULTILINE) for part in text.split("Rarely needed:"))
-    assert len(common) == 9  # with --json
+    assert len(common) == 10  # with --json
     assert len({*common, *rare}) == len(cli.commands["convert"].params) - 1  # SRC, OUT, and --help
 
 

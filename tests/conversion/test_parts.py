@@ -190,7 +190,7 @@ RANK = """
 import errno, fcntl, os, signal, sys, time
 from shardio.conversion.convert import convert
 
-src, out, locks, most = sys.argv[1:]
+src, out, locks, most, marks, expected = sys.argv[1:]
 if locks == "none":  # as between the nodes of some network filesystems
 
     def flock(*arguments):
@@ -199,7 +199,10 @@ if locks == "none":  # as between the nodes of some network filesystems
     fcntl.flock = flock
 
 def on_progress(progress):
-    time.sleep(0.02)
+    if progress.waits:
+        open(os.path.join(marks, str(os.getpid())), "x").close()
+    while progress.done and len(os.listdir(marks)) < int(expected):
+        time.sleep(0.01)
     if progress.done > int(most):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -214,13 +217,18 @@ def test_ranks_that_convert_at_once_make_each_shard_once(
     image_tree: Path, out: Path, finished: dict[str, str], tmp_path: Path, locks: str, killed_after: int
 ) -> None:
     (tmp_path / "rank.py").write_text(RANK)
+    (tmp_path / "marks").mkdir()
+
+    def rank(most: int, waiting: int) -> Any:
+        return run_forked(tmp_path / "rank.py", image_tree, out, locks, str(most), tmp_path / "marks", str(waiting))
+
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(run_forked, tmp_path / "rank.py", image_tree, out, locks, killed_after)
+        first = pool.submit(rank, killed_after, 3 if locks == "some" else 0)  # which converts until all others wait
         while not [*out.glob(".convert/*.lock")]:
             time.sleep(0.001)
-        others = [pool.submit(run_forked, tmp_path / "rank.py", image_tree, out, locks, 99) for _ in range(3)]
+        others = [pool.submit(rank, 99, 0) for _ in range(3)]
         ranks = [one.result() for one in (first, *others)]
-    ranks.append(run_forked(tmp_path / "rank.py", image_tree, out, locks, 99))  # which comes late
+    ranks.append(rank(99, 0))  # which comes late
     assert [rank.returncode for rank in ranks] == [0 if killed_after > 18 else -signal.SIGKILL, 0, 0, 0, 0]
     assert hashes(out) == finished
     made = [int(rank.stdout.split()[0]) for rank in ranks if rank.stdout]

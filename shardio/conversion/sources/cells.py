@@ -16,7 +16,7 @@ from shardio.conversion.arrays import as_float32
 from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
 from shardio.conversion.sources.names import is_number, numbers_up_to, whole_numbers
-from shardio.conversion.sources.table import Contents, Row, column_reading
+from shardio.conversion.sources.table import LABEL_NAMES, Contents, Row, column_reading
 from shardio.errors import SourceError, first_of
 
 _INT64 = -(1 << 63), (1 << 63) - 1, "integers that fit in int64"
@@ -104,14 +104,16 @@ def _doubt(content: Contents, texts: Set[str], numbers: Mapping[str, int], num_r
     parts = ((one, text) for text in texts for one in _SEPARATORS if {part.strip() for part in text.split(one)} < texts)
     separator, whole = next(((one, text) for one, text in parts if one in text), ("", ""))
     codes = [] if are_numbers else sorted(text for text in texts if is_number(text) and _AS_CODE.search(text))
-    values = set(numbers.values()) if any(map(_AS_FLOAT.search, texts)) else set()
+    # Integers in a column with a label's name may have gaps: a part of a collection has not all classes.
+    is_unclear = any(map(_AS_FLOAT.search, texts)) or name.strip().lower() not in LABEL_NAMES
+    values = set(numbers.values()) if is_unclear else set()
     has_gap = bool(values) and (min(values) not in (0, 1) or len(values) <= max(values) - min(values))
     doubts = (
         (content.guess and texts and is_unlike, kinds, (column_reading(name), UNLABELED)),
         (whole, f"{whole!r} beside its parts", (_AS_CLASSES, Reading(_SEVERAL, {"--label-separator": separator}))),
         (codes, f"numbers such as {codes[:1]} among names", (_AS_CLASSES,)),
         (_written_apart(numbers), f"a number written in several ways, as in {some}", (_AS_CLASSES, _AS_NUMBERS)),
-        (has_gap, f"whole numbers with gaps and a decimal point, such as {some}", (_AS_CLASSES, _AS_NUMBERS)),
+        (has_gap, f"whole numbers with gaps, such as {some}", (_AS_CLASSES, _AS_NUMBERS)),
     )
     for is_doubt, found, readings in doubts:
         if is_doubt:

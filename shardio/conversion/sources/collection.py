@@ -257,6 +257,8 @@ class Ignored(Counter[str]):
         self._root = root
         self.examples: dict[str, list[str]] = {}
         """Up to three examples for each reason, with different suffixes, as paths in SRC."""
+        self.left_out: dict[str, list[str]] = {}
+        """The keys of images that the options leave out, by reason. They are counted, too."""
 
     def add(self, reason: str, example: str | bytes, count: int = 1) -> None:
         """Counts `count` more; `example` is the path of one of them."""
@@ -267,10 +269,15 @@ class Ignored(Counter[str]):
             if len(found) < _MOST_EXAMPLES and suffix not in [os.path.splitext(one)[1] for one in found]:
                 found.append(path.removeprefix(os.path.join(self._root, "")))
 
+    def leave_out(self, reason: str, keys: Sequence[bytes]) -> None:
+        self.add(reason, keys[0], len(keys))
+        self.left_out.setdefault(reason, []).extend(map(os.fsdecode, keys))
+
     def copy(self) -> Ignored:
         made = Ignored(self._root)
         made.update(self)
         made.examples |= self.examples
+        made.left_out |= self.left_out
         return made
 
 
@@ -295,8 +302,12 @@ class Collection:
     """What shardio guessed about SRC, for the report: for example, which column has the labels."""
     arrays: tuple[ArraySpec, ...] = ()
     """The specs of the samples' arrays. Labels are among them only if they are not in the sources."""
+    tables: tuple[str, ...] = ()
+    """In words, what the columns of tables are used for. Tables of several splits may differ."""
     groups: Mapping[bytes, str] = field(default_factory=dict)
     """The group of each source, by key, that the option `val` keeps together; or empty."""
+    is_held_out: bool = False
+    """Whether `val` is a share of the images that SRC has for training."""
     has_pixels: bool = True
     """False if samples are arrays without images."""
 

@@ -60,7 +60,8 @@ class _Rows(Listing):
             notes.append(f"labels are float32, {counted(len(vector), 'number')} each")
         rows = [one for one in everything if one.where]
         groups = {one.key: one.where.group for one in rows if one.where.group}
-        collection = replace(collection, notes=(*collection.notes, *notes), groups=groups)
+        uses = tuple(dict.fromkeys(content.use for content in self.tables))
+        collection = replace(collection, notes=(*collection.notes, *notes), tables=uses, groups=groups)
         names = self.tables[0].table.columns
         if others := [content.table.columns for content in self.tables if content.table.columns != names]:
             raise SourceError(f"tables: expected the same columns of numbers in all, found {names} and {others[0]}")
@@ -221,7 +222,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlab
             f"{counted(collection.num_sources, 'image')}, such as {os.fsdecode(left[0])!r}"
         )
     if left:
-        ignored.add("image in no table", left[0], len(left))
+        ignored.leave_out("image in no table", left)
     rest = {split: sources for split, sources in collection.splits.items() if split not in described}
     if rest and (numbers := [content for content in contents if content.table.columns]):
         raise SourceError(

@@ -167,7 +167,7 @@ class Listing:
             skip = Reading("images without a label are left out", {"--unlabeled": "skip"})
             expected = f"expected a label for every image of {split or DEFAULT_SPLIT!r}, or for none"
             raise DoubtError(self.src, f"{expected}, {found}", [skip, UNLABELED])
-        ignored.add("image without a label", lacking[0], len(lacking))
+        ignored.leave_out("image without a label", lacking)
         return [one for one in some if not self.lacks_label(one)]
 
     def _number(self, splits: Mapping[str, Sequence[Found]], empty_classes: EmptyClasses) -> Numbering:
@@ -249,4 +249,10 @@ def hold_out(src: object, collection: Collection, share: float | None) -> Collec
         raise SourceError(
             f"{src}: `--val` leaves no image to {empty[0]!r}, of {collection.num_sources:,}: choose another"
         )
-    return replace(collection, splits={split: tuple(some) for split, some in sides.items()})
+    notes = collection.notes
+    if collection.groups:
+        of_val, of_train = ({collection.groups[one.key] for one in sides[split]} for split in ("val", DEFAULT_SPLIT))
+        total = len(of_val) + len(of_train)
+        notes = (*notes, f"{len(of_val):,} of {total:,} groups are in val, and no group is in both splits")
+    splits = {split: tuple(some) for split, some in sides.items()}
+    return replace(collection, splits=splits, notes=notes, is_held_out=True)

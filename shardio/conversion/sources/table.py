@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
 from shardio.conversion.sources.names import DEFAULT_SPLIT, by_split, known_split, split_name
 from shardio.conversion.sources.rows import Faults, read_rows
-from shardio.errors import SourceError, counted
+from shardio.errors import SourceError, counted, did_you_mean
 from shardio.format.layout import RowType, check_array_name, check_kind, is_split_name
 from shardio.format.parse import first_repeated
 
@@ -161,16 +161,21 @@ class Contents:
         """The names of columns that may have the labels, if none is told. A single one has them."""
         self.label_names = tuple(given or self.guess[: len(self.guess) == 1])
         self._labels = [self._number(name) for name in self.label_names]
-        note = f"paths from {names[path]!r}, "
-        note += f"labels from {listed(self.label_names)}" if self.label_names else "no labels"
-        note += "" if self._split is None else f", splits from {names[self._split]!r}"
+        uses = {"labels": self.label_names, "splits": self._names(self._split), "groups": self._names(self._group)}
+        uses |= {"arrays": table.columns}
+        some = ", ".join(f"{what} from {listed(columns)}" for what, columns in uses.items() if columns)
+        self.use = f"paths from {names[path]!r}, {'' if self.label_names else 'no labels, '}{some}".removesuffix(", ")
         left = [name for name in self.unused if name not in self.label_names]
-        self.notes = [f"{note}, not used: {listed(left)}" if left else note]
+        self.notes = [f"{self.use}, not used: {listed(left)}" if left else self.use]
+
+    def _names(self, number: int | None) -> Sequence[str]:
+        return [] if number is None else [self.names[number]]
 
     def _number(self, name: str) -> int:
         if (count := self.names.count(name)) == 1:
             return self.names.index(name)
-        found = f"{count} columns of this name: rename one" if count else f"the columns {listed(self.names)}"
+        meant = f"the columns {listed(self.names)}{did_you_mean(name, self.names)}"
+        found = f"{count} columns of this name: rename one" if count else meant
         raise SourceError(f"{self.path}: expected one column {name!r}, found {found}")
 
     def _find(self, what: str, given: str, known: Sequence[Sequence[str]]) -> int | None:
@@ -202,7 +207,7 @@ class Contents:
         elif split and word and split_name(word) != split:
             row.refuse(f"the split {split!r}, for which the table is given", word)
         elif self._group is not None and group is None:
-            row.refuse(f"a group in the column {self.table.group_column!r}", "an empty cell")
+            row.refuse(f"a group in the column {self.table.group_column!r}", "an empty cell: name a group of its own")
         else:
             self.rows.append(row)
 
