@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing.process import current_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -56,6 +57,7 @@ _PROGRESS_SECONDS = 0.5
 _LOOK_SECONDS = 1.0
 
 RESUME = "Run the same command again: finished shards are kept"
+_GUARD = 'a script that calls shardio.convert must do so under `if __name__ == "__main__":`'
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,12 @@ class Engine:
         return self.options.scheduler is not None or (self.options.workers or 1) > 1
 
     def check(self) -> None:
-        """Raises ValueError if the scheduler's address is invalid, and ConvertError if no scheduler answers."""
+        """Raises ValueError if the scheduler's address is invalid, and ConvertError if no scheduler answers.
+
+        Also raises ConvertError in a worker process that imports the script of the conversion: it would wait for it.
+        """
+        if getattr(current_process(), "_inheriting", False):
+            raise ConvertError(f"{_GUARD}: worker processes import the script")
         if self.options.scheduler is not None:
             with open_cluster(self.options.scheduler):
                 pass
@@ -230,8 +237,7 @@ def run_on_pool(
     except BrokenExecutor as error:
         raise ConvertError(
             f"a worker process died, perhaps killed for lack of memory (see `dmesg`): {error} {RESUME}, with fewer "
-            "workers if memory is short. (A script that calls shardio.convert must do so under `if __name__ == "
-            '"__main__":`)'
+            f"workers if memory is short. ({_GUARD[0].upper()}{_GUARD[1:]})"
         ) from None
     finally:
         try:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command import run_python
 from conversions import run_on, undisturbed
 from deadlines import must_not_block
 from folders import hashes, stamps
@@ -455,3 +456,14 @@ def test_a_worker_that_is_late_cannot_replace_a_published_shard(image_tree: Path
             do_task(replace(task, sources=task.sources[1::2]), lambda done, refused: None)
     assert stamps(out) == before
     assert hashes(out) == published
+
+
+def test_a_script_without_the_guard_for_its_processes_ends_with_an_error_that_names_it(
+    image_tree: Path, out: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import shardio\nshardio.convert({str(image_tree)!r}, {str(out)!r}, size=16, workers=8)\n")
+    result = run_python(script)
+    assert result.returncode == 1
+    assert 'must do so under `if __name__ == "__main__":`' in result.stderr.splitlines()[-1]
+    assert not (out / "manifest.json").exists()
