@@ -80,12 +80,12 @@ NAVIGATION = {
         ("Python", "docs/api"),
         ("Format on disk", "docs/format"),
         ("What is promised", "docs/promises"),
-        ("Architecture", "docs/architecture"),
         ("Benchmarks", "benchmarks/README"),
         ("Results", "benchmarks/RESULTS"),
     ],
     "Project": [
         ("Contributing", "CONTRIBUTING"),
+        ("Architecture", "docs/architecture"),
         ("Changes", "CHANGELOG"),
         ("Security", "SECURITY"),
         ("Conduct", "CODE_OF_CONDUCT"),

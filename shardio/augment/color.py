@@ -22,8 +22,8 @@ class ColorJitter(Transform):
     """Changes brightness, contrast, saturation and hue, in random order.
 
     Each argument is (min, max) of a random amount, drawn for each image. `brightness`, `contrast` and `saturation` are
-    factors: a number x means (max(0, 1 - x), 1 + x). `hue` is a share of the color circle, from -0.5 to 0.5: a number x
-    means (-x, x).
+    factors, and a number x means (max(0, 1 - x), 1 + x). `hue` is a share of the color circle from -0.5 to 0.5, and a
+    number x means (-x, x).
     """
 
     brightness: Range = 0.0
