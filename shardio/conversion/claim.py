@@ -153,7 +153,7 @@ def turn(plan: Plan, on_wait: Callable[[str], None]) -> Iterator[None]:
                         fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # a process that was forked meanwhile has it, too
                 return
         if not told and not is_free:
-            on_wait(f"{plan.out}: waiting for {holder or 'another process'}, which converts into it (lock: {path})")
+            on_wait(f"{plan.out}: waiting for {holder or 'another process'}, which is making this set (lock: {path})")
             told = True
         time.sleep(_POLL_SECONDS)
 

@@ -225,7 +225,6 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     parts = []
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):
-            what = _HASHED.get(name, f"{name} {there.get(name)!r}")
-            found = "changed since" if name in _HASHED else f"here {here.get(name)!r}"
-            parts.append(f"{what}, {found}")
+            what = f"{name.replace('num_', 'number of ')} {there.get(name)!r}, here {here.get(name)!r}"
+            parts.append(f"{_HASHED[name]} changed" if name in _HASHED else what)
     return "; ".join(parts)

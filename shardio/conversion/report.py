@@ -270,7 +270,8 @@ def describe(scanned: Scanned, labels: Mapping[str, NDArray[np.int64]] | None = 
         yield from _describe_val(labels, classes)
     for reason, count in scanned.ignored.items():
         is_named = reason in scanned.ignored.left_out
-        some = f"{reason}, such as {', '.join(scanned.ignored.examples[reason])}"
+        examples = scanned.ignored.examples[reason]
+        some = f"{reason}{':' if count == len(examples) else ', such as'} {', '.join(examples)}"
         yield f"{'left out' if is_named else 'ignored'} {count:,}: {some}{' (--json names all)' if is_named else ''}"
 
 

@@ -229,7 +229,10 @@ class LoaderReport(Snapshot):
                 return "copies to the device are too slow: let the transform crop, and check that memory is pinned"
             case "transform":
                 return "the transform takes too much of the consumer's time: use shardio.augment's, or simplify it"
-        return "data is not your bottleneck: the time goes into the training step"
+        step = "data is not your bottleneck: the time goes into the training step"
+        if busy and self.no_core_seconds / busy > _NO_CORE:
+            step += "; threads wait for cores: try OMP_NUM_THREADS=1, or fewer processes"
+        return step
 
     @property
     def line(self) -> str:

@@ -55,10 +55,10 @@ def test_convert_sums_up_what_it_did_and_the_second_call_finds_nothing_to_do(ima
             "shardio: 3 classes, n01 to n03, from the names of folders",
             "shardio: train: 13 images, 4 (n02) to 5 (n01) of a class",
             "shardio: val: 6 images, 2 of each class",
-            "shardio: ignored 1: hidden, such as train/n01/.hidden",
+            "shardio: ignored 1: hidden: train/n01/.hidden",
         ]
     )
-    for part in ("train: 12 images", "val: 6 images", "2 shards", "refused 1: empty 1", "ignored 1: hidden, "):
+    for part in ("train: 12 images", "val: 6 images", "2 shards", "refused 1: empty 1", "ignored 1: hidden: "):
         assert part in result.stdout
     assert "nothing to do: the set is published" in shardio(*words).stdout
     first, again = (json.loads(shardio(*words[:2], tmp_path / "json", *words[3:], "--json").stdout) for _ in range(2))
@@ -67,7 +67,7 @@ def test_convert_sums_up_what_it_did_and_the_second_call_finds_nothing_to_do(ima
     assert first["notes"][1:] == [
         "train: 12 images, 4 of each class",
         "val: 6 images, 2 of each class",
-        "ignored 1: hidden, such as train/n01/.hidden",
+        "ignored 1: hidden: train/n01/.hidden",
     ]
     assert (again["num_converted"], again["digest"]) == (0, first["digest"])
 
@@ -124,7 +124,7 @@ def test_plan_says_what_convert_would_do_and_writes_nothing(image_tree: Path, tm
     for part in (
         f"{image_tree}: tree, 19 images\n  found   3 classes, n01 to n03",
         "13 images, 4 (n02) to 5 (n01) of a class",
-        "ignored 1: hidden, such as train/n01/.hidden\n",
+        "ignored 1: hidden: train/n01/.hidden\n",
         "sides   the shorter ones: ",
         "in 2 shards",
         f" at {tmp_path / 'out'}: enough",

@@ -183,12 +183,12 @@ def test_every_change_of_the_sources_changes_the_description(name: str) -> None:
     base = plan_of(tree(train=sources(20))).describe()
     changed = plan_of(CHANGED_TREES[name]).describe()
     assert {key for key in base if base[key] != changed[key]} == {"sources_sha256"}
-    assert difference(base, changed) == "the list of sources, changed since"
+    assert difference(base, changed) == "the list of sources changed"
 
 
 def test_a_source_more_is_named_with_both_numbers() -> None:
     base, changed = (plan_of(tree(train=sources(count))).describe() for count in (20, 21))
-    assert difference(base, changed) == "num_sources 20, here 21; the list of sources, changed since"
+    assert difference(base, changed) == "number of sources 20, here 21; the list of sources changed"
 
 
 def test_descriptions_of_all_these_plans_are_distinct() -> None:

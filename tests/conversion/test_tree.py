@@ -231,7 +231,7 @@ TWO_WAYS: dict[str, tuple[tuple[str, ...], str, dict[str, dict[str, int | None]]
     ),
     "others beside splits": (
         ("Train/a/1.jpg", "Train/b/2.jpg", "annotations/3.jpg", "4.jpg"),
-        "expected only folders of splits next to 'Train', found 'annotations' (2 in all), which would be left out",
+        "expected only folders of splits next to 'Train', found 'annotations', '4.jpg', which would be left out",
         {"train": {"train/a/1.jpg": 0, "train/b/2.jpg": 1}},
     ),
 }

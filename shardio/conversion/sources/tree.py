@@ -23,7 +23,7 @@ from shardio.conversion.sources.doubt import Reading
 from shardio.conversion.sources.listing import Listing
 from shardio.conversion.sources.meaning import Disk, Layout, Part
 from shardio.conversion.sources.names import Outside, by_split, in_split_order, known_split, sorted_entries
-from shardio.errors import SourceError
+from shardio.errors import SourceError, first_of
 
 _Noun = Literal["images", "arrays", "files"]
 """The files of a tree that are sources: images, arrays (NPY files), or both ("files")."""
@@ -81,7 +81,7 @@ def list_tree(
         folder_of = by_split(root, {name: root / name for name in named})
         if strangers := [*(name for name in folders if name not in named), *images]:
             scan.ignored.add("beside the folders of splits", strangers[0], len(strangers))
-            instead = f"found {strangers[0]!r} ({len(strangers):,} in all), which would be left out"
+            instead = f"found {first_of(strangers, 2, repr)}, which would be left out"
             scan.doubts.append(f"expected only folders of splits next to {named[0]!r}, {instead}")
         parts = [
             scan.part(folder_of[split], split, *scan.list(folder_of[split])) for split in in_split_order(folder_of)
