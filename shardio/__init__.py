@@ -82,7 +82,15 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'shardio' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ImportError as error:
+        if error.name != "shardio.kernels":
+            raise
+        raise ImportError(
+            f"{error.path}: the kernels in C are not built here. If shardio is installed, run Python outside of the "
+            "source folder; or build the kernels by `pip install -e .`"
+        ) from None
     globals()[name] = value
     return value
 

@@ -198,7 +198,8 @@ IN_DOUBT = {
     ),
     "BUSI": (
         "benign normal: {i}1 {i}1_mask.png",
-        CLASSES + "names that end with _mask are masks; all files are pictures, without labels",
+        "these 2 folders are classes, masks too; names that end with _mask are masks; "
+        "all files are pictures, without labels",
     ),
     "masks beside images": (
         ": 855_sat 855_mask",

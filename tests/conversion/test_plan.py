@@ -15,7 +15,8 @@ import pytest
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import Plan, difference, library_versions, make_plan, order_sources
-from shardio.conversion.sources.collection import Collection, FileOrigin, Ignored, Source
+from shardio.conversion.sources.collection import Collection, FileOrigin, Source
+from shardio.conversion.sources.names import Ignored
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER
 
 ORIGIN, OUT = FileOrigin(Path("/src")), Path("/out")

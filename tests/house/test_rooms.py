@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "system",
     },
 }
-HAVE_CODE_IN_INIT = {"augment", "kernels"}
+HAVE_CODE_IN_INIT = {"augment"}
 """Packages that users import from."""
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from shardio.conversion.images.mask import look
 from shardio.conversion.options import Labels
-from shardio.conversion.sources.collection import Extent, FileOrigin, Ignored, Place, Zipped, read_file
+from shardio.conversion.sources.collection import Extent, FileOrigin, Place, Zipped, read_file
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.meaning import Disk
-from shardio.conversion.sources.names import clutter, known_split, split_name
+from shardio.conversion.sources.names import Ignored, clutter, known_split, split_name
 from shardio.conversion.sources.tree import Scan, list_tree
 from shardio.errors import DecodeError, SourceError, first_of
 from shardio.system.opening import naming
@@ -27,6 +27,7 @@ from shardio.system.opening import naming
 ZIP_MAGIC = b"PK\x03\x04"
 # At these bytes of a member's header are the lengths of its name and of the extra field; both come after it.
 _LENGTHS = struct.Struct("<26xHH")
+_LEVEL = re.compile("[0-9a-f]{1,2}")
 _WORDNET = re.compile(r"n\d{8}", re.ASCII)
 
 
@@ -148,7 +149,9 @@ def _unwrapped(archive: str, names: Mapping[str, Place]) -> Mapping[str, Place]:
     """Returns the images without folders around all of them, unless such a folder is a split or their only class."""
     while len(tops := {name.partition("/")[0] for name in names}) == 1 and all("/" in name for name in names):
         (top,) = tops
-        if known_split(top) or (top != _stem(archive) and any(name.count("/") == 1 for name in names)):
+        # 0/f/3: levels of folders that are made from the digits of an id.
+        is_level = _LEVEL.fullmatch(top) is not None or any(name.count("/") == 1 for name in names)
+        if known_split(top) or (top != _stem(archive) and is_level):
             break
         names = {name.partition("/")[2]: place for name, place in names.items()}
     return names

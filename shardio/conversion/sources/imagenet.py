@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, Ignored, read_file
+from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, read_file
 from shardio.conversion.sources.listing import Found, Listing
-from shardio.conversion.sources.names import clutter
+from shardio.conversion.sources.names import Ignored, clutter
 from shardio.conversion.sources.rows import read_rows
 from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, TarMember, drain, members, open_archive
 from shardio.conversion.sources.tree import list_tree

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 from shardio.conversion.arrays import Label
 from shardio.conversion.options import EmptyClasses, Labels
-from shardio.conversion.sources.collection import Collection, Fault, Ignored, Place, Source
+from shardio.conversion.sources.collection import Collection, Fault, Place, Source
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
 from shardio.conversion.sources.names import (
     DEFAULT_SPLIT,
+    Ignored,
     Numbering,
     by_split,
     in_split_order,

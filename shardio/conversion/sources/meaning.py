@@ -1,7 +1,5 @@
-"""What a layout of folders may mean, if its folders may be something else than classes. Reads no file itself.
-
-Folders may be roles (images and their masks), splits in longer names, parts of one folder, or lie above the classes.
-"""
+"""What folders may mean other than classes: roles (images and their masks), splits in longer names, parts of one
+folder, or folders above the classes. Reads no file itself."""
 
 from __future__ import annotations
 
@@ -127,10 +125,8 @@ def kind_of(name: str) -> str:
 
 
 def unwrapped(place: str, paths: Sequence[bytes]) -> tuple[str, Sequence[str]]:
-    """Returns the folder at or below `place` that does not only hold one folder, and the folders with images in it.
-
-    `paths` are the images of `place`, which is relative as they are.
-    """
+    """Returns the folder at or below `place`, which is relative as the `paths` of its images are, that does not only
+    hold one folder; and the folders with images in it."""
     while True:
         depth = place.count("/") + 1
         inner = sorted({os.fsdecode(path).split("/")[depth] for path in paths if path.count(b"/") > depth})
@@ -306,7 +302,7 @@ class Layout:
             count, where = len(self.names), "each split" if len(self.labeled) > 1 else self.first.path.name
             several = f"the {count} folders in {where}" if self.first.split else f"these {count} folders"
             meaning = f"{self.names[0]} is the only class" if count == 1 else f"{several} are classes"
-            yield Reading(meaning, {"--labels": "folders"})
+            yield Reading(meaning + ", masks too" * bool(self.masks_among_images), {"--labels": "folders"})
         leaves = list(map(os.path.basename, self.leaves))
         names = {name for name in leaves if kind_of(name) in ("", "pair", "lists")}
         are_clear = len(set(leaves)) == len(leaves) or len(leaves) >= 2 * len(set(leaves))

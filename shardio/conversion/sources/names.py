@@ -8,17 +8,56 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardio.conversion.sources.collection import Ignored
 from shardio.errors import SourceError, counted
 from shardio.format.layout import MAX_CLASSES
 
 T = TypeVar("T")
+
+# --- what is left out ------------------------------------------------------------------------------------------------
+
+_MOST_EXAMPLES = 3
+_ignoring = threading.Lock()
+
+
+class Ignored(Counter[str]):
+    """Counts the files, folders and rows in SRC that are not converted, by reason such as "hidden". Thread safe."""
+
+    def __init__(self, root: str | Path = "") -> None:
+        super().__init__()
+        self._root = root
+        self.examples: dict[str, list[str]] = {}
+        """Up to three examples for each reason, with different suffixes, as paths in SRC."""
+        self.left_out: dict[str, list[str]] = {}
+        """The keys of images that the options leave out, by reason. They are counted, too."""
+
+    def add(self, reason: str, example: str | bytes, count: int = 1) -> None:
+        """Counts `count` more; `example` is the path of one of them."""
+        path = os.fsdecode(example)
+        with _ignoring:
+            self[reason] += count
+            found, suffix = self.examples.setdefault(reason, []), os.path.splitext(path)[1]
+            if len(found) < _MOST_EXAMPLES and suffix not in [os.path.splitext(one)[1] for one in found]:
+                found.append(path.removeprefix(os.path.join(self._root, "")))
+
+    def leave_out(self, reason: str, keys: Sequence[bytes]) -> None:
+        self.add(reason, keys[0], len(keys))
+        self.left_out.setdefault(reason, []).extend(map(os.fsdecode, keys))
+
+    def copy(self) -> Ignored:
+        made = Ignored(self._root)
+        made.update(self)
+        made.examples |= self.examples
+        made.left_out |= self.left_out
+        return made
+
 
 # --- clutter, which systems and programs leave in folders -------------------------------------------------------------
 

@@ -17,10 +17,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from shardio.conversion.sources.collection import Collection, Ignored, Item, identify
+from shardio.conversion.sources.collection import Collection, Item, identify
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError
 from shardio.conversion.sources.listing import Found, Listing
-from shardio.conversion.sources.names import DEFAULT_SPLIT, entries, known_split, sorted_entries, split_name
+from shardio.conversion.sources.names import DEFAULT_SPLIT, Ignored, entries, known_split, sorted_entries, split_name
 from shardio.conversion.sources.spool import ParquetOrigin, TableFile, is_struct
 from shardio.conversion.sources.table import (
     LABEL_NAMES,

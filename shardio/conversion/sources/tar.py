@@ -17,8 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
-from shardio.conversion.sources.collection import Ignored
-from shardio.conversion.sources.names import clutter
+from shardio.conversion.sources.names import Ignored, clutter
 from shardio.errors import SourceError
 from shardio.system.opening import open_file
 

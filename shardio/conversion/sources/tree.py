@@ -17,12 +17,12 @@ from typing import Literal
 from shardio.conversion.images.headers import holds_image
 from shardio.conversion.images.mask import look
 from shardio.conversion.options import Labels
-from shardio.conversion.sources.collection import Collection, FileOrigin, Ignored
+from shardio.conversion.sources.collection import Collection, FileOrigin
 from shardio.conversion.sources.containers import RECIPE, find_container
 from shardio.conversion.sources.doubt import Reading
 from shardio.conversion.sources.listing import Listing
 from shardio.conversion.sources.meaning import Disk, Layout, Part
-from shardio.conversion.sources.names import Outside, by_split, in_split_order, known_split, sorted_entries
+from shardio.conversion.sources.names import Ignored, Outside, by_split, in_split_order, known_split, sorted_entries
 from shardio.errors import SourceError, first_of
 
 _Noun = Literal["images", "arrays", "files"]

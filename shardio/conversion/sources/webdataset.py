@@ -18,10 +18,10 @@ from pathlib import Path
 from shardio.conversion.images.headers import ALL_SUFFIXES, has_image_suffix
 from shardio.conversion.options import Labels
 from shardio.conversion.sources.archives import ZIP_MAGIC, list_members, zip_members
-from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, Ignored, read_file
+from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, read_file
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
 from shardio.conversion.sources.listing import Found, Listing
-from shardio.conversion.sources.names import NO_VECTORS, SPLIT_NAMES, known_split, sorted_entries, split_name
+from shardio.conversion.sources.names import NO_VECTORS, SPLIT_NAMES, Ignored, known_split, sorted_entries, split_name
 from shardio.conversion.sources.tar import drain, members, open_archive
 from shardio.errors import DecodeError, SourceError, counted
 
