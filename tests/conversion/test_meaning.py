@@ -198,7 +198,7 @@ IN_DOUBT = {
     ),
     "BUSI": (
         "benign normal: {i}1 {i}1_mask.png",
-        "these 2 folders are classes, masks too; names that end with _mask are masks; "
+        "these 2 folders are classes, all files pictures; names that end with _mask are masks; "
         "all files are pictures, without labels",
     ),
     "masks beside images": (

@@ -87,7 +87,7 @@ def _noted(scanned: Scanned, *words: str) -> bool:
 MEANINGS: Sequence[tuple[str, Callable[..., bool]]] = (
     (r"folders in archives are classes", lambda it: _has_labels(it[2])),
     (
-        r"these (\d+) (?:folders|(?:names of )?archives|folders in archives) are classes(?:, masks too)?",
+        r"these (\d+) (?:folders|(?:names of )?archives|folders in archives) are classes(?:, all files pictures)?",
         lambda it, count: _are_classes(it, int(count)),
     ),
     (r"all files are pictures, without labels", _has_none),

@@ -302,7 +302,7 @@ class Layout:
             count, where = len(self.names), "each split" if len(self.labeled) > 1 else self.first.path.name
             several = f"the {count} folders in {where}" if self.first.split else f"these {count} folders"
             meaning = f"{self.names[0]} is the only class" if count == 1 else f"{several} are classes"
-            yield Reading(meaning + ", masks too" * bool(self.masks_among_images), {"--labels": "folders"})
+            yield Reading(meaning + ", all files pictures" * bool(self.masks_among_images), {"--labels": "folders"})
         leaves = list(map(os.path.basename, self.leaves))
         names = {name for name in leaves if kind_of(name) in ("", "pair", "lists")}
         are_clear = len(set(leaves)) == len(leaves) or len(leaves) >= 2 * len(set(leaves))
