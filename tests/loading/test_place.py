@@ -413,6 +413,7 @@ IN_THE_LOOP: dict[str, Callable[[Scene], object]] = {
     "the loop is left: `break`, an exception, Ctrl-C": lambda its: delattr(its, "loop"),
     "an error in the loop's next batch": lambda its: its.fail(its.loop),
     "an error in another iterator's first batch": lambda its: its.fail(iter(its.loader)),
+    "the loop receives its last batch": lambda its: [next(its.loop) for _ in range(9)],
     "the loop ends": lambda its: list(its.loop),
     "the loop is of `zip(loader, other)`, and `other` ends": Scene.zip,
     "`next(iter(loader))`": lambda its: its.look(1),
@@ -450,7 +451,6 @@ RARER = [
 | `iter(loader)` without `next` | epoch 0, batch 3 | epoch 1, batch 0 |
 | an error in the loop's next batch | epoch 0, batch 3 | epoch 1, batch 0 |
 | an error in another iterator's first batch | epoch 0, batch 3 | epoch 2, batch 0 |
-| the loop ends | epoch 1, batch 0 | epoch 1, batch 0 |
 | `next(iter(loader))`, and the loop's next batch | epoch 0, batch 4, warns | epoch 1, batch 0 |
 | `next(iter(loader))` after the epoch's last batch, and the loop ends | epoch 1, batch 0, warns | epoch 1, batch 0 |
 | `next(iter(loader))` twice, without a batch of the loop between | epoch 2, batch 1, warns | epoch 3, batch 0 |
