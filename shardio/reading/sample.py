@@ -78,7 +78,8 @@ def captions_of(shards: Any, numbers: NDArray[np.int64]) -> list[str]:
     keys = [os.fsdecode(key).rpartition("/")[2] for key in shards.column_of("key", numbers).tolist()]
     labels = [None] * len(numbers) if shards.label_row is None else shards.labels_of(numbers).tolist()
     names = [class_text(label, shards.class_names) for label in labels]
-    return [f"{number} {name}".rstrip() + f"\n{key}" for number, name, key in zip(numbers, names, keys, strict=True)]
+    found = zip(numbers, names, keys, strict=True)
+    return [f"{number}: {name}\n{key}" if name else f"{number}\n{key}" for number, name, key in found]
 
 
 def class_text(label: object, class_names: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ def test_a_sheet_has_the_samples_that_were_asked_for(make_set: Callable[..., Pat
 
 
 def test_captions_have_number_class_and_the_end_of_the_key(make_set: Callable[..., Path]) -> None:
-    assert captions_of(open_shards(make_set(9)), np.array([8, 2])) == ["8 c1\n8.png", "2 c2\n2.png"]
+    assert captions_of(open_shards(make_set(9)), np.array([8, 2])) == ["8: c1\n8.png", "2: c2\n2.png"]
 
 
 def test_a_sample_has_the_name_of_its_class(make_set: Callable[..., Path]) -> None:
