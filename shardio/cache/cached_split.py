@@ -51,10 +51,7 @@ _MOST_BATCHES = 1000
 
 
 class _BackgroundFill:
-    """Copies a set in a thread, which stops when `owner`, the CachedSplit, is garbage collected.
-
-    The thread holds a reference to this object, but none to `owner`.
-    """
+    """Copies a set in a thread, which has no reference to `owner`, a CachedSplit, and stops when `owner` is freed."""
 
     def __init__(self, owner: CachedSplit, storage: Storage) -> None:
         self.storage = storage
@@ -100,11 +97,9 @@ class _BackgroundFill:
         try:
             self.state = "complete" if filler.run() else "stopped"
         except Exception as error:
-            if self.stopped.is_set():
-                self.state = "stopped"
-                return
-            self.state = f"failed: {error}"
-            _warn(f"training continues, reading {self.storage.name} without a copy: {error}")
+            self.state = "stopped" if self.stopped.is_set() else f"failed: {error}"
+            if self.state != "stopped":
+                _warn(f"training continues, reading {self.storage.name} without a copy: {error}")
         finally:
             if self.stopped.is_set():
                 self._end_lease()
@@ -201,7 +196,7 @@ class CachedSplit(Finalized, SplitSource):
         # All nodes copy in one order, and a node that has everything passes it on.
         order = _by_need(self._split, batches) if self._meeting is None else ()
         if self._lease.is_complete():
-            with contextlib.suppress(FormatError):  # a file is missing or truncated, and is copied again
+            with contextlib.suppress(FormatError, PermissionError):  # a file is missing, truncated or another user's
                 self._shards = _open_copy(self._lease, self._name)
                 if self._meeting is not None:
                     self._fill.begin(meeting=self._meeting)
@@ -226,8 +221,8 @@ class CachedSplit(Finalized, SplitSource):
                     raise ValueError(f'{where}: use "auto", "mmap" or "pread"')
                 reader: Reader = StagedReader(shards, ())
                 staging.io_reason = (
-                    f"{storage.name} is being copied to {lease.path}: missing shards are read from the source; the "
-                    f"epoch after the copy is complete reads it as io={io!r} says"
+                    f"the copy in {lease.path} was not complete, or not readable, when reading began: missing shards "
+                    f"are read from {storage.name}; an epoch that finds it complete reads it as io={io!r} says"
                 )
             else:
                 reader, staging.io_reason = make_reader(shards, io, num_samples, tables, reserved_nbytes)

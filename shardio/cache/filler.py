@@ -33,7 +33,7 @@ from shardio.format.parse import is_digest
 from shardio.sets.names import is_url
 from shardio.sets.storage import FileCopier, Storage
 from shardio.system.files import fsync_folder, lock_at_once, remove_temporaries, reserve
-from shardio.system.opening import FolderHandle, at, naming
+from shardio.system.opening import FolderHandle, at, naming, naming_owner
 from shardio.system.threads import Flag, Stop, ThreadPool
 
 R = TypeVar("R")
@@ -94,37 +94,34 @@ class CopyFiller:
 
         Waits while another process fills the copy. Raises the errors of `stage`.
         """
-        try:
+        way_out = "ask the owner to run `shardio stage` again, or `chmod -R a+rX`; or use another cache"
+        with naming_owner(self.lease.path, way_out), contextlib.ExitStack() as stack:
+            stack.callback(self._decline)  # or the others would wait for this rank
             self._cache.sweep()
             source = self.storage.name if is_url(self.storage.name) else os.path.abspath(self.storage.name)
-            waiting = False
             while not self.stop.is_set():
                 complete = not self.verify and self.lease.manifest() is not None and not self._missing(self.lease.path)
                 if complete and self.meeting is None:
                     fsync_folder(self.lease.path)  # the filler may have been killed before
+                    self.lease.share()
                     return True
                 filling = self.lease.try_filling(source)
                 if filling is not None:
-                    with filling:
-                        if self.on_fill is not None:
-                            self.on_fill()
-                        with self._with_room(self.files, lambda _: self.lease.open_folder()) as folder:
-                            try:
-                                return self._fill(folder)
-                            finally:
-                                # An empty folder of a copy that was not begun would keep other users from making it.
-                                with contextlib.suppress(OSError):
-                                    folder.path.rmdir()
+                    with filling, self._with_room(self.files, lambda _: self.lease.open_folder()) as folder:
+                        try:
+                            return self._fill(folder)
+                        finally:
+                            # An empty folder of a copy that was not begun would keep other users from making it.
+                            with contextlib.suppress(OSError):
+                                folder.path.rmdir()
                 if self.meeting is not None:  # another process of this node fills, or takes part
                     self._decline()
                     continue
-                if not waiting and self.on_wait is not None:
-                    self.on_wait(self.lease.filler())
-                waiting = True
+                on_wait, self.on_wait = self.on_wait, None
+                if on_wait is not None:
+                    on_wait(self.lease.filler())
                 self.stop.wait(_POLL_SECONDS)
             return False
-        finally:
-            self._decline()  # or the others would wait for this rank
 
     def _decline(self) -> None:
         meeting, self.meeting = self.meeting, None
@@ -144,6 +141,8 @@ class CopyFiller:
 
     def _fill(self, folder: FolderHandle) -> bool:
         """Writes what is missing into `folder`, an open handle, as other users may put another folder at its path."""
+        if self.on_fill is not None:
+            self.on_fill()
         remove_temporaries(folder)  # no other process writes here: they are left by a killed one
         was_empty = not os.listdir(folder.fileno())
         todo = self._missing(folder)
@@ -170,6 +169,7 @@ class CopyFiller:
                 read_manifest(folder / MANIFEST_NAME, self.lease.digest)
             except FormatError:
                 commit_manifest(folder, self.manifest)
+            self.lease.share()  # while other users still wait for the right to fill
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -192,6 +192,7 @@ class CopyFiller:
 
     def _copy(self, folder: FolderHandle, todo: Sequence[FileEntry]) -> None:
         partial = PartialCopy.begin(folder, self.manifest, [entry for entry in todo if entry not in self._links])
+        self.lease.share()
         try:
             if self.meeting is not None:
                 self._copy_together(folder, partial)

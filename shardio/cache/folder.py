@@ -20,13 +20,13 @@ from itertools import chain
 from pathlib import Path
 
 from shardio.cache.leases import LOOKING_SECONDS, MARKER_NAME, CopyPaths, Lease, holders_of, open_in_cache
-from shardio.errors import CacheError, SpaceError
+from shardio.errors import CacheError, SpaceError, bytes_text
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.parse import is_digest
 from shardio.sets.names import check_local
 from shardio.system.files import lock_at_once, make_folder, write_all
 from shardio.system.machine import filesystem_kind, is_shared
-from shardio.system.opening import open_folder
+from shardio.system.opening import naming_owner, open_folder, owner_of
 
 _MARKER = b"""\
 This folder is a cache of shardio: copies of shard sets, named by their digests, which can be made again.
@@ -57,6 +57,14 @@ class CachedCopy:
     """The size of the files that no other copy has, which is what eviction frees."""
     problem: str = ""
     """Why its lock does not say whether it is in use: it is a link, or new. "" if it does. It then counts as in use."""
+    owner: str = ""
+    """The name of the user who began it."""
+    readable: bool = True
+    """Whether this user may look into it. Otherwise its size is unknown and counts as 0, and `complete` is False."""
+
+    def __str__(self) -> str:
+        size = bytes_text(self.nbytes) if self.readable else "size unknown"
+        return f"{self.source or 'an unknown set'}, digest {self.digest[:16]}, {size}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ class EvictReport:
     path: str
     removed: tuple[CachedCopy, ...]
     kept: tuple[CachedCopy, ...]
-    """Copies that were due for removal, but are in use or may only be removed by another user."""
+    """Copies that were due for removal, but are in use or another user's; and unreadable copies of another user."""
     nbytes: int
     """The size of the copies that remain. A file that several of them share counts once."""
 
@@ -81,13 +89,13 @@ class Cache:
 
         The copy need not exist yet. Waits up to 30 seconds while another process evicts it. Permission to read the
         cache is enough if the copy has a lock file. Raises ValueError if `digest` is not 64 lower-case hexadecimal
-        digits; CacheError if the folder is not a cache, is on a network filesystem, or has something else at the path
-        of the lock or copy; OSError if the lock cannot be taken.
+        digits, CacheError if the folder or what is in it is no cache's, and OSError if the lock cannot be taken.
         """
         if not is_digest(digest):
             raise ValueError(f"digest must be 64 lower-case hexadecimal digits; found {digest!r}")
-        self._make()
-        return Lease(CopyPaths(self.folder, digest))
+        with naming_owner(self.folder, "ask the owner for permission to write, or use another cache"):
+            self._make()
+            return Lease(CopyPaths(self.folder, digest))
 
     def free_nbytes(self) -> int:
         """Returns how many bytes this user may still write to the cache's filesystem."""
@@ -116,8 +124,8 @@ class Cache:
         self.sweep()
         left = {copy.digest: list(_statuses(Path(copy.path))) for copy in copies}
         nbytes = _sizes(left.values())[0]
-        removed, kept = [], []
-        for copy in copies:
+        removed, kept = [], [copy for copy in copies if not copy.readable]
+        for copy in (copy for copy in copies if copy.readable):
             if (nbytes <= keep) if keep is not None else (self.free_nbytes() >= (free or 0)):
                 break
             try:
@@ -179,12 +187,10 @@ class Cache:
         Leaves the copy as it was, too, and raises PermissionError if this user may not remove all of it, or CacheError
         if its lock does not say whether it is in use.
         """
-        lock = paths.lock_alone()
-        if lock is None:
+        if (lock := paths.lock_alone()) is None:
             time.sleep(LOOKING_SECONDS)
-            lock = paths.lock_alone()
-        if lock is None:
-            return False
+            if (lock := paths.lock_alone()) is None:
+                return False
         trash = self.folder / f".{paths.digest}.{secrets.token_hex(4)}{_EVICTED_SUFFIX}"
         with lock:
             paths.check_lock(lock)
@@ -239,22 +245,23 @@ class Cache:
             if os.listdir(self.folder):
                 self._check()
             flags, may_pass = os.O_WRONLY | os.O_CREAT | os.O_EXCL, FileExistsError  # another process has made it
-        elif (
-            marker.stat().st_size
-        ):  # else a process was killed right after making it, or the folder's owner has made it
+        elif marker.stat().st_size:  # else its maker was killed, or is the folder's owner
             return
         with contextlib.suppress(may_pass), open_in_cache(marker, flags, sole_name=True) as file:
             write_all(file.fileno(), _MARKER)
             os.fsync(file.fileno())  # whoever makes the folder of a copy syncs its name
 
     def _check(self) -> None:
+        if not self.folder.exists():
+            what = "expected a cache made by `shardio stage` or a loader, found nothing: check the path"
+            raise FileNotFoundError(errno.ENOENT, what, str(self.folder))
         names = os.listdir(self.folder)
         # Looked up by name: if it was made just now, the list may have only what came after it.
         if not (self.folder / MARKER_NAME).exists():
             found = f"a folder with {min(names)!r} and without {MARKER_NAME}" if names else "an empty folder"
             raise CacheError(
-                f"{self.folder}: expected a cache made by `shardio stage`, found {found}; choose another folder, as "
-                "eviction may remove everything in a cache"
+                f"{self.folder}: expected a cache made by `shardio stage` or a loader, found {found}; choose another "
+                "folder, as eviction may remove everything in a cache"
             )
 
 
@@ -290,6 +297,8 @@ def _describe(paths: CopyPaths, may_remove: bool) -> CachedCopy:
         in_use=in_use,
         processes=processes,
         problem=problem,
+        owner=owner_of(paths.folder),
+        readable=os.access(paths.folder, os.R_OK | os.X_OK, effective_ids=True),
     )
 
 

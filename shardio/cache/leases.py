@@ -1,9 +1,8 @@
 """Leases, which keep a copy in a cache from being evicted, and the right to fill a copy.
 
 A process takes the right to fill only while it holds a lease. So a process with an exclusive lock on the lease's file
-is alone with the copy, and only such a process removes lock files. Cleaners of old files do, too, though holders touch
-the files: then each holder makes the file anew, and until it has done so, nobody can see its lease. Any user of a
-shared cache may put something else at the path of a lock file, so lock files are opened by `open_untrusted`.
+is alone with the copy, and only it removes lock files. Cleaners of old files may, too: then each holder makes the file
+anew, and until it has, nobody can see its lease. Users of a shared cache may put something else at the path of a lock.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from shardio.system.opening import FolderHandle, OpenFile, is_same_file, kind_of
 from shardio.system.threads import Ticker
 
 MARKER_NAME = "shardio-cache.txt"
+_ANOTHER_USERS = "another user has begun this copy"
 WAY_OUT = ": shardio has not put it there. Remove it, or choose another cache"
 # A process that only checks whether a copy is in use holds its lock for a moment, and does not use the copy.
 LOOKING_SECONDS = 0.01
@@ -74,6 +74,7 @@ class CopyPaths:
             with contextlib.suppress(OSError):  # a filesystem without permissions
                 # Whatever the umask says about data: a lock that others cannot open keeps them from the copy for ever.
                 os.fchmod(lock.fileno(), stat.S_IMODE(os.fstat(lock.fileno()).st_mode) | 0o644)
+            share(lock.fileno(), self.cache)
             with contextlib.suppress(OSError):  # a full disk
                 write_all(lock.fileno(), b"" if os.path.lexists(self.folder) else _IS_OLDER)
             return lock
@@ -149,29 +150,30 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
         self._touch()
 
     def is_complete(self) -> bool:
-        """Returns whether the copy is complete: whether it has its manifest, which is written last."""
-        return (self.path / MANIFEST_NAME).is_file()
+        """Returns whether the copy has its manifest, which is written last, and this user may read the manifest."""
+        return os.path.isfile(manifest := self.path / MANIFEST_NAME) and os.access(manifest, os.R_OK)
 
     def manifest(self) -> Manifest | None:
-        """Returns the copy's manifest; None if the copy is incomplete, or its manifest is damaged or of another set."""
+        """Returns the copy's manifest; None if it is missing, damaged, of another set, or unreadable for this user."""
         try:
             return load_manifest(self.path, self.digest)
-        except (SetNotFoundError, FormatError):
+        except (SetNotFoundError, FormatError, PermissionError):
             return None
 
     def check_own(self, folder: Path | FolderHandle) -> None:
         """Raises CacheError if `folder`, the copy's folder, has the manifest of another set."""
-        with contextlib.suppress(FormatError):
+        with contextlib.suppress(FormatError, PermissionError):
             if (found := read_manifest(folder / MANIFEST_NAME).digest) != self.digest:
                 raise CacheError(f"{folder}: expected a copy of the set {self.digest}, found the set {found}{WAY_OUT}")
 
     def has(self, entry: FileEntry) -> bool:
-        """Returns whether the copy has a file of this name, which only verified files get, and size."""
+        """Returns whether the copy has a readable file of this name, which only verified files get, and size."""
         try:
             status = os.lstat(f"{self.path}/{entry.file}")
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             return False
-        return stat.S_ISREG(status.st_mode) and status.st_size == entry.nbytes
+        is_whole = stat.S_ISREG(status.st_mode) and status.st_size == entry.nbytes
+        return is_whole and os.access(f"{self.path}/{entry.file}", os.R_OK)
 
     def try_filling(self, source: str) -> contextlib.ExitStack | None:
         """Takes the right to fill the copy, and returns it; None if another process has the right now.
@@ -184,6 +186,7 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
         allowed = True
         try:
             lock = open_in_cache(path, os.O_RDWR | os.O_CREAT, sole_name=True)
+            share(lock.fileno(), self._paths.cache)
         except PermissionError:
             if not path.exists():
                 raise
@@ -197,7 +200,7 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
             # A process that was forked meanwhile has the open file too, and does not fill the copy.
             stack.callback(fcntl.flock, lock.fileno(), fcntl.LOCK_UN)
             if not allowed:
-                raise _another_users(path)
+                raise PermissionError(errno.EACCES, _ANOTHER_USERS, str(path))
             with contextlib.suppress(OSError):  # the disk is full: a note of the source is not worth a failure
                 os.ftruncate(lock.fileno(), 0)
                 write_all(lock.fileno(), json.dumps({"source": source}).encode())
@@ -220,9 +223,18 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
         folder = FolderHandle(self.path)
         owner, cache = os.fstat(folder.fileno()).st_uid, os.stat(self.path.parent)
         if cache.st_mode & stat.S_ISVTX and owner not in (0, os.geteuid(), cache.st_uid):
-            raise _another_users(self.path)
+            raise PermissionError(errno.EACCES, _ANOTHER_USERS, str(self.path))
         self.check_own(folder)
         return folder
+
+    def share(self) -> None:
+        """Gives the copy's folder and files the permissions of the function `share`, if this user may change them."""
+        with contextlib.suppress(OSError), FolderHandle(self.path) as folder:
+            share(folder.fileno(), self._paths.cache)
+            for name in os.listdir(folder.fileno()):
+                # Not another copy's file, which was shared before; nor a link that another user has put there.
+                with contextlib.suppress(OSError, FormatError), open_untrusted(folder / name, sole_name=True) as file:
+                    share(file.fileno(), self._paths.cache)
 
     def filler(self) -> int | None:
         """Returns the id of the process that fills the copy; None if there is none, or /proc/locks does not show it."""
@@ -254,9 +266,16 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
             os.utime(self._lock.fileno())
 
 
-def _another_users(path: Path) -> PermissionError:
-    what = "another user has begun this copy, and only that user may continue or evict it"
-    return PermissionError(errno.EACCES, what, str(path))
+def share(descriptor: int, cache: Path) -> None:
+    """Gives a file or folder the permissions that a `cache` which others may write to implies, whatever the umask.
+    Under a sticky bit, only owners may write."""
+    folder = os.stat(cache)
+    if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = folder.st_mode & (0o2755 if folder.st_mode & stat.S_ISVTX else 0o2777) | stat.S_IRWXU
+        with contextlib.suppress(OSError):  # another user's, or a filesystem without permissions
+            if mode >> 3 & ~mode & 7:  # the group may do more than all
+                os.fchown(descriptor, -1, folder.st_gid)
+            os.fchmod(descriptor, mode if stat.S_ISDIR(os.fstat(descriptor).st_mode) else mode & 0o666)
 
 
 def _check_folder(path: Path) -> None:

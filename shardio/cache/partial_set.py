@@ -227,13 +227,9 @@ class PartialSet(ShardSet):
         if self.lease.has(entry):
             with contextlib.suppress(FormatError):  # damaged: it will be copied again
                 return super().open_file(entry)
-
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(open_nameless())
-            read = functools.partial(self.storage.read_into, entry)
-            found = pour(read, entry.nbytes, functools.partial(write_all, file.fileno()))
-            check_sha256(self.storage.path_of(entry), entry, found)
-            stack.pop_all()
+        file, read = open_nameless(), functools.partial(self.storage.read_into, entry)
+        found = pour(read, entry.nbytes, functools.partial(write_all, file.fileno()))
+        check_sha256(self.storage.path_of(entry), entry, found)
         return file
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from shardio.cache.filler import CopyFiller
 from shardio.cache.folder import Cache
-from shardio.cache.leases import Lease
+from shardio.cache.leases import CopyPaths, Lease
 from shardio.cache.meeting import Meeting
+from shardio.errors import FormatError, SetNotFoundError, first_of
+from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import Manifest
 from shardio.format.parse import is_digest
 from shardio.sets.names import hinting_at_order
@@ -61,10 +63,9 @@ def stage(
     - `on_progress` is called in the worker threads with (bytes since the last call, total bytes).
     - `on_wait` is called once if another process is copying, with its process id, or None if unknown.
     - `together`: the Meeting of a job's ranks. One rank per node copies, and each byte is read from the source once.
-    - `on_message` is called with a sentence when a node no longer takes part.
+    - `on_message` is called with a sentence for each evicted copy, and when a node no longer takes part.
 
-    Raises SetNotFoundError, FormatError or OSError if the source is missing, damaged or unreadable; FormatError if its
-    digest is not `digest`; CacheError if `cache` is not a cache; SpaceError if the disk is too full.
+    Raises SetNotFoundError, FormatError or OSError for the source; CacheError if `cache` is no cache; or SpaceError.
     """
     start = time.perf_counter()
     storage = open_storage(src)
@@ -83,6 +84,8 @@ def stage(
             on_message=on_message,
         )
         filler.run()
+    for copy in filler.evicted:
+        on_message(f"removed the copy of {copy} from {cache}, to make room")
     return StageReport(
         path=str(lease.path),
         source=storage.name,
@@ -108,7 +111,16 @@ def take_lease(storage: Storage, cache: Cache, digest: str | None = None) -> tup
         found = [path.name for path in cache.folder.glob("*") if path.name.startswith(digest) and is_digest(path.name)]
         digest = found[0] if len(found) == 1 else digest
     if digest is None or not is_digest(digest):
-        manifest = storage.load_manifest(digest)
+        try:
+            manifest = storage.load_manifest(digest)
+        except (SetNotFoundError, FormatError) as error:
+            places = storage.name, os.path.abspath(storage.name)
+            complete = [path.parent.name for path in cache.folder.glob(f"*/{MANIFEST_NAME}")]
+            copies = [name[:12] for name in complete if CopyPaths(cache.folder, name).source() in places]
+            if digest is not None or not copies:
+                raise
+            hint = f"{cache.folder} has a complete copy of the set that was there: digest={first_of(copies, 3, repr)}"
+            raise type(error)(f"{error}. {hint} reads it") from None
         return cache.lease(manifest.digest), manifest
     with contextlib.ExitStack() as stack:
         lease = stack.enter_context(cache.lease(digest))

@@ -111,7 +111,7 @@ def _listed(listings: Sequence[RootContent], copies: Mapping[str, CachedCopy] | 
         "state": [entry.state for _, entry in found],
     }
     if copies is not None:
-        columns["cached"] = [_cached(copies.get(entry.digest)) for _, entry in found]
+        columns["cached"] = [_cached(copies.get(entry.digest), entry.path) for _, entry in found]
     if len(listings) > 1:
         columns["root"] = [printable(listing.root) for listing, _ in found]
     if found:
@@ -132,12 +132,16 @@ def _listed(listings: Sequence[RootContent], copies: Mapping[str, CachedCopy] | 
         yield f"left over: {left.path}: {bytes_text(left.nbytes)}; {whose}"
 
 
-def _cached(copy: CachedCopy | None) -> str:
-    """Returns in words whether the cache has a copy of a set, and how many processes use the copy."""
+def _cached(copy: CachedCopy | None, place: str) -> str:
+    """Returns in words whether the cache has a copy of a set, how many processes use it, and its source if that is not
+    the set's `place`: sets of the same pixels have one copy."""
     if copy is None:
         return "no"
     users = f", in use by {len(copy.processes)}" if copy.processes else ", in use" if copy.in_use else ""
-    return ("yes" if copy.complete else "unfinished") + users
+    if copy.source not in ("", place, os.path.abspath(place)):
+        users += f", copied from {printable(copy.source)}"
+    state = "yes" if copy.complete else "unfinished" if copy.readable else f"only {copy.owner} may read it"
+    return state + users
 
 
 @click.command(short_help="Copy a set to a node's own disk.")
@@ -199,14 +203,12 @@ def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str 
     if as_json:
         show(report)
         return
-    for digest in report.evicted:
-        tell(f"removed {digest[:16]} from {cache}, to make room")
     # A script gets the path unchanged. It may have any bytes.
     click.echo(printable(report.path) if sys.stdout.isatty() else os.fsencode(report.path))
 
 
 @click.command(short_help="Remove unused copies from a cache.")
-@click.argument("cache", type=folder)
+@click.argument("cache", type=folder, envvar="SHARDIO_CACHE")
 @click.option(
     "--keep",
     callback=parsed(parse_nbytes),
@@ -218,7 +220,8 @@ def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str 
 def evict(cache: Path, keep: int, as_json: bool) -> None:
     """Remove copies from CACHE, least recently used first, until the remaining copies take at most SIZE.
 
-    A copy that a job uses is never removed, nor is anything that `shardio stage` has not put there.
+    Without CACHE, the environment variable SHARDIO_CACHE names it. A copy that a job uses is never removed, nor is
+    anything that shardio has not put there.
     """
     from shardio.cache.folder import Cache
 
@@ -228,14 +231,12 @@ def evict(cache: Path, keep: int, as_json: bool) -> None:
 
 def _evicted(report: EvictReport, cache: Path) -> Iterator[str]:
     for copy in report.removed:
-        yield f"removed the copy of {_copied(copy)}"
+        yield f"removed the copy of {copy}"
     for copy in report.kept:
-        why = copy.problem or ("in use" if copy.in_use else "another user's")
+        why = copy.problem or ("in use" if copy.in_use else f"only {copy.owner} or root may remove it")
         if copy.processes:
             why += f" by process {first_of(copy.processes, 16)}"
-        yield f"kept the copy of {_copied(copy)}: {why}"
-    yield f"{cache}: {bytes_text(report.nbytes)} of copies remain"
-
-
-def _copied(copy: CachedCopy) -> str:
-    return f"{copy.source or 'an unknown set'}, digest {copy.digest[:16]}, {bytes_text(copy.nbytes)}"
+        yield f"kept the copy of {copy}: {why}"
+    unknown = sum(not copy.readable for copy in report.kept)
+    more = f", and {counted(unknown, 'copy')} of unknown size" if unknown else ""
+    yield f"{cache}: {bytes_text(report.nbytes)} of copies remain{more}"

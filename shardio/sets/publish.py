@@ -20,7 +20,7 @@ from shardio.sets.new_folder import check_new, rename_new, sweep_beside, tempora
 from shardio.sets.storage import FileCopier, FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import AtomicFile, fsync_file, fsync_folder, sweep_temporaries
-from shardio.system.opening import FolderHandle
+from shardio.system.opening import FolderHandle, naming_owner
 
 ReadableBy = Literal["all", "group", "owner"]
 
@@ -69,11 +69,12 @@ def publish(
             f"letter or digit; found the NAME {target.name!r}"
         )
     check_new(target, [source])
-    with temporary_folder(target) as (folder, lock):
+    way_out = "ask the owner for permission to write, or use another ROOT"
+    with naming_owner(target.with_name(f".{target.name}."), way_out), temporary_folder(target) as (folder, lock):
         renamed = move and _can_be_renamed(source, target.parent) and _make_movable(source, names, folder, lock)
         if renamed:
             try:
-                with FolderHandle(source) as opened:
+                with naming_owner(source, "publish a copy (without --move)"), FolderHandle(source) as opened:
                     rename_new(opened, target)
             except OSError as error:
                 if error.errno != errno.EXDEV:

@@ -53,6 +53,29 @@ def naming(path: str | Path | FileAt) -> Iterator[None]:
         raise
 
 
+def owner_of(path: Path) -> str:
+    """Returns the name of the user who owns `path`, for a message; "user 1234" if the system knows no name."""
+    try:
+        return path.owner()
+    except KeyError:
+        return f"user {path.stat().st_uid}"
+
+
+@contextlib.contextmanager
+def naming_owner(folder: Path, way_out: str) -> Iterator[None]:
+    """Adds the owner and permissions of `folder`, or of its first existing parent, and `way_out` to a PermissionError
+    raised in the block about one of them, or about a path that begins like `folder`."""
+    try:
+        yield
+    except PermissionError as error:
+        first, second = sorted((str(folder), str(error.filename)), key=len)
+        if second.startswith(first):
+            there = next(path for path in (Path(first), *Path(first).absolute().parents) if os.path.lexists(path))
+            mode = stat.filemode(os.stat(there).st_mode)
+            error.strerror = f"{error.strerror}: {there} belongs to {owner_of(there)} ({mode}): {way_out}"
+        raise
+
+
 if sys.platform == "linux":
     OpenFolder = select.epoll
 else:
@@ -248,8 +271,10 @@ def open_regular(path: str | Path | FileAt) -> tuple[OpenFile, int]:
 
 
 def missing_file(path: object) -> FormatError:
+    is_gone = "://" not in str(path) and not os.path.isdir(os.path.dirname(os.path.abspath(str(path))))
+    found = "nothing: the whole folder is gone" if is_gone else "nothing"
     return FormatError(
-        f"{path}: expected a file of the shard set, found nothing; copy the file again, or convert again"
+        f"{path}: expected a file of the shard set, found {found}; copy the file again, or convert again"
     )
 
 

@@ -108,6 +108,10 @@ def test_training_begins_before_anything_is_copied_and_ends_on_the_copy(src: Pat
         assert loader.stats()["read_nbytes"] == 88 * 90
         gate.opened.set()
         wait_for(loader)
+        assert (
+            f"was not complete, or not readable, when reading began: missing shards are read from {src}"
+            in loader.stats()["io_reason"]
+        )
         gate.fetched.clear()
         second = read_epoch(loader)
         assert loader.stats()["io"] == "mmap"

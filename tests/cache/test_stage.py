@@ -183,6 +183,32 @@ def test_under_a_sticky_bit_only_the_owner_of_a_begun_copy_goes_on_with_it(
     assert stage(out, cache).num_copied == 1
 
 
+# --- a source that is gone -------------------------------------------------------------------------------------------
+
+
+def test_a_complete_copy_of_a_set_that_is_gone_is_named(out: Path, cache: Path, make_set: Callable[..., Path]) -> None:
+    with pytest.raises(SetNotFoundError) as caught:
+        stage(out / "missing", cache)
+    assert "digest=" not in str(caught.value)
+    digest = stage(out, cache).digest
+    stage(make_set(30), cache)
+    make_whole(other := make_set(60), cache, without="train-00001.npy")  # which has no complete copy
+    for moved in (out, other):
+        moved.rename(moved.with_name("moved"))
+        with pytest.raises(SetNotFoundError, match="does not exist") as caught:
+            stage(moved, cache)
+        assert (f"{cache} has a complete copy" in str(caught.value)) == (moved == out)
+        assert (f"digest='{digest[:12]}'" in str(caught.value)) == (moved == out)
+        moved.with_name("moved").rename(moved)
+    (out / "manifest.json").write_bytes(b"")
+    with pytest.raises(FormatError, match=f"manifest.json: .*digest='{digest[:12]}'"):
+        stage(out, cache)
+    assert stage(out, cache, digest=digest[:12]).digest == digest
+    with pytest.raises(FormatError) as caught_error:
+        stage(out, cache, digest="0" * 12)
+    assert digest[:12] not in str(caught_error.value)
+
+
 # --- a copy ----------------------------------------------------------------------------------------------------------
 
 
@@ -685,6 +711,31 @@ def test_evict_says_what_went_and_what_is_in_use(make_set: Callable[..., Path], 
     report = json.loads(shardio("evict", cache, "--keep", "500GB", "--json").stdout)
     assert (report["removed"], report["kept"]) == ([], [])
     assert report["nbytes"] > two.nbytes
+
+
+def test_evict_takes_the_cache_from_the_environment_and_says_what_is_no_cache(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, found in ((cache, "nothing"), (out, "a folder with 'manifest.json' and without ")):
+        monkeypatch.setenv("SHARDIO_CACHE", str(place))
+        result = shardio("evict", "--keep", "0")
+        assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
+        assert f"expected a cache made by `shardio stage` or a loader, found {found}" in result.stderr
+        assert str(place) in result.stderr
+    stage(out, cache)
+    assert shardio("evict", cache, "--keep", "0").stdout.startswith(f"removed the copy of {out}, ")
+
+
+def test_stage_says_what_it_evicted(
+    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = make_set(22), make_set(20)
+    digest = stage(one, cache).digest
+    have_room(monkeypatch, used_nbytes(cache) + 1000)
+    said: list[str] = []
+    stage(two, cache, on_message=said.append)
+    (text,) = said
+    assert re.fullmatch(rf"removed the copy of {one}, digest {digest[:16]}, [\d.]+ kB from {cache}, to make room", text)
 
 
 def test_ctrl_c_keeps_what_is_finished(out: Path, cache: Path) -> None:

@@ -135,6 +135,7 @@ def test_training_jobs_of_slurm_stage_the_set_and_then_train(tmp_path: Path) -> 
     assert '--ntasks="$SLURM_NNODES" --ntasks-per-node=1 shardio stage' in script
     staging, training = run_script(script, tmp_path, SLURM_NNODES="4")
     assert_stages(staging)
+    assert staging[-3:] == ["--digest", "3a7bd3e2360a", "--together"]
     assert training == ["python", "train.py"]
 
 

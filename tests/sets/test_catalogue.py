@@ -205,6 +205,9 @@ def test_list_prints_a_table(root: Path, tmp_path: Path) -> None:
     with Cache(tmp_path / "cache").lease(digest) as lease:
         result = run_forked("shardio", "list", cwd=root, env={**env, "SHARDIO_CACHE": str(tmp_path / "cache")})
         assert result.stdout.splitlines()[5].endswith("published   yes, in use by 1")
+        lines = [line for line in result.stdout.splitlines() if "in use by 1" in line]
+        assert [line.split()[0] for line in lines] == ["damaged-shards", "linked", "sound"]
+        assert all(line.endswith(f", copied from {root / 'sound'}") for line in lines[:2])
     (lease.path / "manifest.json").unlink()
     assert shardio(*cached).stdout.splitlines()[5].endswith("published   unfinished")
     facts = json.loads(shardio(*cached, "--json").stdout)

@@ -574,6 +574,10 @@ def test_only_regular_files_are_opened(tmp_path: Path, make: Callable[[Path], No
 def test_nothing_and_a_device_are_no_regular_files_and_other_errors_pass_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(
+        FormatError, match="gone/x: expected a file of the shard set, found nothing: the whole folder is gone"
+    ):
+        open_regular(tmp_path / "gone" / "x")
     with pytest.raises(FormatError, match="x: expected a file of the shard set, found nothing"):
         open_regular(tmp_path / "x")
     with pytest.raises(FormatError, match=r"^/dev/null: expected a regular file, found a device"):
