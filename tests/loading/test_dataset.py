@@ -302,4 +302,4 @@ def test_sets_datasets_and_samples_say_what_they_are_in_one_line(make_set: Calla
     assert repr(dataset) == f"<ShardDataset of {text}>"
     (tmp_path / "a\n\x1b[31m").symlink_to(dataset.path)
     assert "\\n\\x1b[31m" in repr(ShardDataset(tmp_path / "a\n\x1b[31m"))
-    assert repr(dataset.shards[9]) == "Sample(image=uint8 (6, 5, 3), label=2)"
+    assert repr(dataset.shards[9]) == "Sample(image=uint8 (6, 5, 3), label=2 'c2')"
