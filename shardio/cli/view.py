@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from shardio.cli.options import (
     split_option,
 )
 from shardio.cli.output import levels_of, say, show_sheet
-from shardio.errors import DecodeError, bytes_text, counted
+from shardio.errors import DecodeError, SourceError, bytes_text, counted
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -165,7 +165,11 @@ def _sources(shards: ShardSet, chosen: Sequence[int], src: Path) -> Column:
 
     keys = shards.index["key"][chosen].tolist()
     collection = read_again(src, frozenset(keys))
-    sources = {source.key: source for source in collection.splits.get(shards.split, ())}
+    # By key alone, as the set may have its splits from `--val` or a table.
+    sources = {source.key: source for some in collection.splits.values() for source in some}
+    if sources.keys().isdisjoint(keys):
+        found = f"found none of {counted(len(keys), 'image')}, such as {os.fsdecode(keys[0])!r}"
+        raise SourceError(f"{src}: expected the images that the set was made from, {found}: pass the SRC of `convert`")
     pictures: Pictures = []
     texts: list[str] = []
     for key in keys:
@@ -249,14 +253,13 @@ def refused_pictures(src: Path, rejects: Sequence[Reject]) -> list[str | None]:
     from shardio.drawing.sheet import THUMBNAIL_SIDE, thumbnail
 
     collection = read_again(src, {reject.key for reject in rejects})
-    wanted = {(reject.split, reject.key) for reject in rejects if reject.reason not in ("too large", "empty")}
+    wanted = {reject.key for reject in rejects if reject.reason not in ("too large", "empty")}
     pictures = {}
-    for split, sources in collection.splits.items():
-        for source in sources:
-            if (split, source.key) in wanted:
-                with contextlib.suppress(DecodeError, OSError):
-                    data = collection.origin.read(source)
-                    if isinstance(data, bytes):
-                        pictures[split, source.key] = decode_leniently(data, THUMBNAIL_SIDE)
-    drawn = (pictures.get((reject.split, reject.key)) for reject in rejects)
+    for source in chain.from_iterable(collection.splits.values()):
+        if source.key in wanted:  # whatever its split: it may be from `--val` or a table
+            with contextlib.suppress(DecodeError, OSError):
+                data = collection.origin.read(source)
+                if isinstance(data, bytes):
+                    pictures[source.key] = decode_leniently(data, THUMBNAIL_SIDE)
+    drawn = (pictures.get(reject.key) for reject in rejects)
     return [None if picture is None else thumbnail(picture) for picture in drawn]

@@ -20,6 +20,7 @@ from replay_training import Histories, train
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, Transform, Views
 from shardio.cli.options import read_chain
 from shardio.cli.output import levels_of
+from shardio.conversion.convert import convert
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards
 
@@ -174,3 +175,30 @@ def test_what_the_model_saw_is_shown_in_gray_levels(transform: Transform | None)
     flat = Compose([Normalize("imagenet")]) if transform is CHAIN else transform
     seen = images if flat is None else flat(images)
     np.testing.assert_array_equal(levels_of(seen, transform), images.permute(0, 2, 3, 1).numpy())  # type: ignore[arg-type]
+
+
+def test_samples_of_any_split_are_shown_next_to_their_sources(
+    image_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src, out = image_tree / "train", tmp_path / "out"
+    convert(src, out, size=16, val=0.4)
+    shown: list[list[str]] = []
+    monkeypatch.setattr("shardio.cli.view.show_sheet", lambda pictures, captions, *_, **__: shown.append(captions))
+    for split in ("train", "val"):
+        called("view", out, "--split", split, "--count", "20", "--against", src)
+    assert [len(captions) // 2 for captions in shown] == [len(open_shards(out, split)) for split in ("train", "val")]
+    assert all(text.startswith("source\n") for captions in shown for text in captions[1::2])
+    elsewhere = shardio("view", out, "--against", image_tree, "-o", tmp_path / "sheet.png")  # keys begin with a split
+    assert_one_clear_error(elsewhere, 1, str(image_tree), "found none")
+
+
+def test_a_refused_image_of_any_split_is_on_the_page(image_tree: Path, tmp_path: Path) -> None:
+    src, pages = image_tree / "train", []
+    damaged = sorted(src.glob("*/*"))
+    for path in damaged[::2]:
+        path.write_bytes(path.read_bytes()[:-20])
+    convert(src, tmp_path / "out", size=16, val=0.4, max_bad=1.0)
+    for given in ([], ["--source", src]):
+        called("report", tmp_path / "out", "-o", tmp_path / "page.html", *given)
+        pages.append((tmp_path / "page.html").read_text().partition('id="refused"')[2].count("<img"))
+    assert pages == [0, len(damaged[::2])]

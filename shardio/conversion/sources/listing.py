@@ -243,7 +243,7 @@ def hold_out(src: object, collection: Collection, share: float | None) -> Collec
         raise SourceError(f"{src}: expected only the split {DEFAULT_SPLIT!r} for `--val`, found {found}: leave it out")
     sides: dict[str, list[Source]] = {DEFAULT_SPLIT: [], "val": []}
     for source in collection.splits[DEFAULT_SPLIT]:
-        name = os.fsencode(collection.groups.get(source.key, os.fsdecode(source.key)))
+        name = os.fsencode(collection.groups[source.key]) if collection.groups else source.key
         number = hashlib.blake2b(name, digest_size=8, key=_KEY_OF_VAL).digest()
         sides["val" if int.from_bytes(number, "big") < share * (1 << 64) else DEFAULT_SPLIT].append(source)
     if empty := [split for split, some in sides.items() if not some]:

@@ -54,8 +54,8 @@ class Ignored(Counter[str]):
     def copy(self) -> Ignored:
         made = Ignored(self._root)
         made.update(self)
-        made.examples |= self.examples
-        made.left_out |= self.left_out
+        made.examples = {reason: [*some] for reason, some in self.examples.items()}
+        made.left_out = {reason: [*keys] for reason, keys in self.left_out.items()}
         return made
 
 
