@@ -85,19 +85,22 @@ def telling_of_servers(paths: Sequence[str]) -> Iterator[None]:
 def levels_of(images: torch.Tensor, transform: object = None) -> NDArray[np.uint8]:
     """Returns a batch of images (B, C, H, W) as uint8 pictures (B, H, W, C).
 
-    uint8 images keep their levels. Other dtypes first undo the Normalize of `transform`, if there is one; their levels
-    are then from 0 for black to 1 for white.
+    uint8 images keep their levels. Other dtypes first undo the Normalize of `transform`, if there is one, or a ToDtype
+    to levels up to 255; then levels are from 0 for black to 1 for white.
     """
     import torch
 
-    from shardio.augment import Normalize, Transform
+    from shardio.augment import Normalize, PerSample, ToDtype, Transform
 
     if images.dtype != torch.uint8:
         images = images.float()
-        parts = transform.with_inner() if isinstance(transform, Transform) else ()
+        parts = [*transform.with_inner()] if isinstance(transform, Transform) else []
+        cast = next((part for part in parts if isinstance(part, ToDtype | PerSample)), None)
         if (normalize := next((part for part in parts if isinstance(part, Normalize)), None)) is not None:
             mean, std = (torch.tensor(numbers)[:, None, None] for numbers in normalize.statistics)
             images = images * std + mean
+        elif isinstance(cast, ToDtype) and not cast.scale:
+            images = images / 255
         images = (images * 255).round().clamp(0, 255).to(torch.uint8)
     levels: NDArray[np.uint8] = images.permute(0, 2, 3, 1).contiguous().cpu().numpy()
     return levels

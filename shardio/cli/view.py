@@ -148,9 +148,11 @@ def _augmented(
     transform = read_chain(chain, len(shards.classes))
     batch = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
     has_labels = shards.content.label_row is not None
-    labels = torch.from_numpy(shards.labels_of(np.array(chosen))) if has_labels else None
+    indices = np.array(chosen)
+    labels = torch.from_numpy(shards.labels_of(indices)) if has_labels else None
+    sizes = shards.source_sizes(indices)
     for epoch in range(draws):
-        made: Any = transform(batch, labels, indices=np.array(chosen), seed=seed, epoch=epoch)
+        made: Any = transform(batch, labels, indices=indices, seed=seed, epoch=epoch, sizes=sizes)
         made = made[0] if has_labels else made
         for view, images in enumerate(made if isinstance(made, tuple) else (made,)):
             name = f"epoch {epoch}" + (f", view {view}" if isinstance(made, tuple) else "")

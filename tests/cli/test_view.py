@@ -17,7 +17,7 @@ from folders import flip
 from PIL import Image
 from replay_training import Histories, train
 
-from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, Transform, Views
+from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, ToDtype, Transform, Views
 from shardio.cli.options import read_chain
 from shardio.cli.output import levels_of
 from shardio.conversion.convert import convert
@@ -75,6 +75,21 @@ def test_view_shows_augmentations_and_views(out: Path, tmp_path: Path) -> None:
         )
         # The sample itself, and one picture of 12 x 12 for each view of each draw.
         assert pixels_of(tmp_path / "sheet.png").shape[1] == (4 + 3 * number) * 18 + 6
+
+
+def test_augmented_pictures_of_a_squashed_set_are_those_of_training(
+    image_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, shown = tmp_path / "out", []
+    convert(image_tree / "train", out, size=16, fit="squash")
+    chain, count = RandomResizedCrop(8), len(open_shards(out))
+    (tmp_path / "chain.json").write_text(json.dumps(chain.to_dict()))
+    monkeypatch.setattr("shardio.cli.view.show_sheet", lambda pictures, *_, **__: shown.extend(pictures))
+    words = ("--indices", f"0-{count - 1}", "--augmented", tmp_path / "chain.json", "--draws", 1, "--seed", 3)
+    called("view", out, *words)
+    with ShardLoader(out, count, shuffle=False, seed=3, transform=chain, device="cpu") as loader:
+        (images, _), *_ = loader
+    np.testing.assert_array_equal(np.stack(shown[1::2]), images.permute(0, 2, 3, 1).numpy())
 
 
 def test_view_shows_damaged_samples(out: Path, tmp_path: Path) -> None:
@@ -169,7 +184,10 @@ def test_replay_tells_a_table_and_draws_what_the_model_saw(out: Path, tmp_path: 
     assert pixels_of(tmp_path / "sheet.png").size
 
 
-@pytest.mark.parametrize("transform", [None, CHAIN, Compose([Normalize(0.5, 0.25)])])
+@pytest.mark.parametrize(
+    "transform",
+    [None, CHAIN, Compose([Normalize(0.5, 0.25)]), *(ToDtype(torch.float32, scale) for scale in (True, False))],
+)
 def test_what_the_model_saw_is_shown_in_gray_levels(transform: Transform | None) -> None:
     images = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8)
     flat = Compose([Normalize("imagenet")]) if transform is CHAIN else transform
