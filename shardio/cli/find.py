@@ -152,7 +152,7 @@ def extract(out: Path, split: str, selection: Selection, output: Path) -> None:
         say(selection.describe_none(shards.index["key"].tolist()))
         return
     with Bar(unit=" samples") as bar:
-        num_files = extract(shards, chosen.tolist(), output, bar.reach)
+        num_files = extract(shards, chosen, output, bar.reach)
     say(f"{output}: {counted(len(chosen), 'sample')} in {counted(num_files, 'file')}; {LABELS_FILE} describes each")
     if shards.has_pixels:
         say(_next_view(out, split, chosen.tolist()))

@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from shardio.system.files import make_folder, sweep_temporaries, target_of, writ
 from shardio.viewing.pictures import keys_of, read_pictures
 
 LABELS_FILE = "labels.csv"
+_FACTS = ("index", "key", "label", "class", "class_name")
 
 # A name made from a key must not be a folder, a hidden file, or special to a shell or another system.
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
@@ -27,7 +28,7 @@ _MAX_STEM = 80
 _OWN = re.compile(r"[0-9]+(-.*)?\.(png|npy)|" + re.escape(LABELS_FILE))
 
 
-def extract(shards: ShardSet, indices: Sequence[int], folder: Path, on_progress: Callable[[int, int], None]) -> int:
+def extract(shards: ShardSet, indices: NDArray[np.int64], folder: Path, on_progress: Callable[[int, int], None]) -> int:
     """Writes the samples `indices` of a split as files into `folder`, and returns the number of files.
 
     Pixels and masks become PNGs; other arrays, and pictures that PNG cannot hold, become NPY files. The last file is
@@ -42,40 +43,40 @@ def extract(shards: ShardSet, indices: Sequence[int], folder: Path, on_progress:
         raise ValueError(f"{folder}: the folder is inside the set {shards.folder}: choose a folder outside of it")
     make_folder(folder)
     sweep_temporaries(folder, lambda name: not _OWN.fullmatch(target_of(name)))
-    arrays = list(shards.arrays)
     digits = len(str(len(shards) - 1))
-    main = ["file"] if shards.has_pixels else []
-    fixed = ["file", "index", "key", "label", "class", "class_name"]
     # No array can have a colon in its name.
-    headings = [f"array:{name}" if name in fixed else name for name in arrays]
-    lines: list[Sequence[object]] = [[*fixed[1 - len(main) :], *headings]]
+    headings = {name: f"array:{name}" if name in ("file", *_FACTS) else name for name in shards.arrays}
+    columns = [*_FACTS, *headings.values()]
+    if shards.has_pixels:
+        headings[""] = "file"
+        columns.insert(0, "file")
+    lines: list[dict[str, object]] = []
     num_files = 1
-    numbers = np.array(indices, np.int64)
-    pictures = read_pictures(shards, numbers, check=True) if shards.has_pixels else None
-    for done, (index, key) in enumerate(zip(indices, keys_of(shards, indices), strict=True)):
-        sample = numbers[done : done + 1]
+    pictures = read_pictures(shards, indices, check=True) if shards.has_pixels else None
+    for done, (index, key) in enumerate(zip(indices.tolist(), keys_of(shards, indices), strict=True)):
+        sample = indices[done : done + 1]
         label = shards.labels_of(sample)[0] if shards.content.index.has_label else None
         stem = f"{index:0{digits}d}-{_stem(key)}".rstrip("-")
         values = {} if pictures is None else {"": next(pictures)}
-        values |= {name: shards.values_of(name, sample)[0] for name in arrays}
-        files: list[str] = []
-        cells: list[object] = []
+        values |= {name: shards.values_of(name, sample)[0] for name in shards.arrays}
+        lists = (shards.manifest.classes, shards.manifest.class_names)
+        classes = [names[label] if names and label is not None else "" for names in lists]
+        line: dict[str, object] = dict(zip(_FACTS, (index, key, label, *classes), strict=True))
         for name, value in values.items():
             if not value.ndim:
-                cells.append(value.item())
+                line[headings[name]] = value.item()
                 continue
             is_picture = not name or shards.array(name).kind == "mask"
             png = png_of(value) if is_picture else None
-            files.append(f"{stem}{name and '.'}{name}.{'npy' if png is None else 'png'}")
-            write_atomic(folder / files[-1], _npy(value) if png is None else png)
-            cells.append(files[-1])
-        num_files += len(files)
-        lists = (shards.manifest.classes, shards.manifest.class_names)
-        classes = [names[label] if names and label is not None else "" for names in lists]
-        lines.append([*cells[: len(main)], index, key, label, *classes, *cells[len(main) :]])
+            line[headings[name]] = file = f"{stem}{name and '.'}{name}.{'npy' if png is None else 'png'}"
+            write_atomic(folder / file, _npy(value) if png is None else png)
+            num_files += 1
+        lines.append(line)
         on_progress(done + 1, len(indices))
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(lines)
+    table = csv.DictWriter(text, columns, lineterminator="\n")
+    table.writeheader()
+    table.writerows(lines)
     write_atomic(folder / LABELS_FILE, text.getvalue().encode("utf-8", "surrogateescape"))
     return num_files
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -40,58 +41,56 @@ class Histogram:
     """Minimum, 5% quantile, median, 95% quantile and maximum of the values."""
 
 
-def histogram_of_shares(values: NDArray[Any]) -> Histogram | None:
-    """Returns a histogram of numbers from 0 to 1 in 20 bins; None if `values` is empty."""
-    return _histogram(values, np.linspace(0, 1, 21), range(0, 21, 5)) if len(values) else None
+Scale = Callable[[float, float], tuple[NDArray[Any], Sequence[int]]]
+"""A function of the minimum and maximum of some numbers. Returns edges of bins, and the indices of edges to label."""
 
 
-def histogram_of_counts(values: NDArray[Any]) -> Histogram | None:
-    """Returns a histogram of integers in about 40 bins or fewer; None if `values` is empty."""
+def histogram(values: NDArray[Any], scale: Scale) -> Histogram | None:
+    """Returns a histogram of numbers, in the bins of `scale`; None if `values` is empty."""
     if not len(values):
         return None
-    low, high = int(values.min()), int(values.max())
-    steps = (nice * 10**power for power in count() for nice in (1, 2, 5))
-    step = next(step for step in steps if step * _MAX_BINS > high - low)
-    first, last = low // step, high // step + 1
-    every = 1 if last - first < 8 else 5 if last - first <= 20 else 10
-    ticks = [number - first for number in range(first, last + 1) if number % every == 0]
-    return _histogram(values, np.arange(first, last + 1) * step, ticks)
-
-
-def histogram_of_sizes(values: NDArray[Any], per_octave: int = 4) -> Histogram | None:
-    """Returns a histogram of positive numbers, with `per_octave` bins per factor of 2; None if `values` is empty."""
-    if not len(values):
-        return None
-    first, last = (math.floor(math.log2(value) * per_octave) for value in (values.min(), values.max()))
-    numbers = np.arange(first, last + 2)
-    ticks = np.flatnonzero(numbers % per_octave == 0).tolist()
-    if len(ticks) < 2:  # one power of two does not make a scale
-        ticks = sorted({0, *ticks, len(numbers) - 1})
-    return _histogram(values, np.exp2(numbers / per_octave), ticks[:: -(-len(ticks) // 7)])
-
-
-def _histogram(values: NDArray[Any], edges: NDArray[Any], ticks: Sequence[int]) -> Histogram:
+    edges, ticks = scale(values.min(), values.max())
     counts = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0]
     quantiles = np.quantile(values, (0, 0.05, 0.5, 0.95, 1))
     return Histogram(tuple(edges.tolist()), tuple(counts.tolist()), tuple(ticks), tuple(quantiles.tolist()))
 
 
-@dataclass(frozen=True)
-class LabelCounts:
-    """The number of samples with the label `label` in each split, in the order of the splits."""
-
-    label: int
-    counts: tuple[int, ...]
+def bins_of_shares(low: float, high: float) -> tuple[NDArray[Any], Sequence[int]]:
+    """Returns 20 bins from 0 to 1, whatever the minimum and maximum: see `Scale`."""
+    return np.linspace(0, 1, 21), range(0, 21, 5)
 
 
-def count_labels(labels: Sequence[NDArray[np.int64]], num_classes: int) -> list[LabelCounts]:
-    """Returns the counts of each class and each other label, by ascending label. `labels` has an array per split."""
+def bins_of_counts(low: float, high: float) -> tuple[NDArray[Any], Sequence[int]]:
+    """Returns at most about 40 bins of equal whole width, for integers: see `Scale`."""
+    steps = (nice * 10**power for power in count() for nice in (1, 2, 5))
+    step = next(step for step in steps if step * _MAX_BINS > high - low)
+    first, last = int(low // step), int(high // step) + 1
+    every = 1 if last - first < 8 else 5 if last - first <= 20 else 10
+    return np.arange(first, last + 1) * step, [n - first for n in range(first, last + 1) if n % every == 0]
+
+
+def bins_of_sizes(low: float, high: float, per_octave: int = 4) -> tuple[NDArray[Any], Sequence[int]]:
+    """Returns `per_octave` bins per factor of 2, for positive numbers: see `Scale`."""
+    first, last = (math.floor(math.log2(value) * per_octave) for value in (low, high))
+    numbers = np.arange(first, last + 2)
+    ticks = np.flatnonzero(numbers % per_octave == 0).tolist()
+    if len(ticks) < 2:  # one power of two does not make a scale
+        ticks = sorted({0, *ticks, len(numbers) - 1})
+    return np.exp2(numbers / per_octave), ticks[:: -(-len(ticks) // 7)]
+
+
+LabelCounts = dict[int, tuple[int, ...]]
+"""The number of samples of each label, in each split in the order of the splits. Labels ascend."""
+
+
+def count_labels(labels: Sequence[NDArray[np.int64]], num_classes: int) -> LabelCounts:
+    """Returns the counts of each class and each other label. `labels` has an array per split."""
     found = [np.unique(some, return_counts=True) for some in labels]
     known = np.unique(np.concatenate([np.arange(num_classes), *(values for values, _ in found)]))
     table = np.zeros((len(known), len(labels)), np.int64)
     for column, (values, counts) in enumerate(found):
         table[np.searchsorted(known, values), column] = counts
-    return [LabelCounts(label, tuple(row)) for label, row in zip(known.tolist(), table.tolist(), strict=True)]
+    return dict(zip(known.tolist(), map(tuple, table.tolist()), strict=True))
 
 
 @dataclass(frozen=True)
@@ -118,8 +117,8 @@ def measure_loss(widths: NDArray[Any], heights: NDArray[Any], size: tuple[int, i
         scale = np.maximum(across, down) if fit == "crop" else np.minimum(across, down)
         # The area of the resized picture, in samples: at least 1 if it is cropped, at most 1 if it is padded.
         area = scale / across * (scale / down)
-        share = histogram_of_shares(1 - (1 / area if fit == "crop" else area))
-    reduction = histogram_of_sizes(1 / scale)
+        share = histogram(1 - (1 / area if fit == "crop" else area), bins_of_shares)
+    reduction = histogram(1 / scale, bins_of_sizes)
     return None if reduction is None else ResizeLoss(fit, share, reduction, int((scale > 1 + 1e-9).sum()))
 
 
@@ -146,10 +145,9 @@ class SetOverview:
     `levels` are from the manifest if `levels_are_stored`, else measured; None if samples have no pixels.
     """
 
-    manifest: Manifest
-    splits: tuple[SplitOverview, ...]
-    classes: tuple[LabelCounts, ...]
-    """The counts of each label. If no sample has a label, NO_LABEL is the only label; otherwise it is left out."""
+    splits: list[SplitOverview]
+    classes: LabelCounts
+    """If no sample has a label, NO_LABEL is the only label; otherwise it is left out."""
     levels: Levels | None
     levels_are_stored: bool
     repeats: Repeats
@@ -158,7 +156,7 @@ class SetOverview:
 
     @property
     def has_labels(self) -> bool:
-        return any(one.label != NO_LABEL for one in self.classes)
+        return NO_LABEL not in self.classes
 
     @property
     def num_samples(self) -> int:
@@ -176,37 +174,28 @@ def make_overview(splits: Mapping[str, ShardSet], num_pictures: int, on_progress
     samples = AllSamples(splits)
     inner = samples.starts[1:-1]
     labels = np.split(samples.labels, inner)
-    some = [of_split[of_split != NO_LABEL] for of_split in labels]
-    counted = tuple(count_labels(some, len(manifest.classes)) if any(map(len, some)) else count_labels(labels, 0))
-    if manifest.sample_shape is None:
-        bare = tuple(
-            _describe(shards, "", one, np.empty(0)) for shards, one in zip(splits.values(), labels, strict=True)
-        )
-        return SetOverview(manifest, bare, counted, None, False, Repeats((), (), 0), 0)
-    total = len(samples.labels)
-    chosen = [chosen_samples(len(one), max(1, num_pictures * len(one) // total)) for one in labels]
-    numbers = np.concatenate([one + start for one, start in zip(chosen, samples.starts, strict=False)])
-    hashes, grays = np.empty(len(numbers), np.uint64), np.empty(len(numbers))
-    for place, picture in enumerate(samples.read(numbers)):
-        gray = as_image(picture).convert("L")
-        hashes[place], grays[place] = hash_picture(gray), np.asarray(gray).mean() / 255
-        on_progress(place + 1, len(numbers))
-    levels = stored_levels(manifest.provenance, manifest.sample_shape[2])
-    fit = _fit_of(manifest, manifest.sample_shape)
-    return SetOverview(
-        manifest,
-        tuple(
-            _describe(shards, "squash" if shards.content.squashed else fit, labels_of_split, grays_of_split)
-            for shards, labels_of_split, grays_of_split in zip(
-                splits.values(), labels, np.split(grays, np.searchsorted(numbers, inner)), strict=True
-            )
-        ),
-        counted,
-        levels or _measure(splits),
-        levels is not None,
-        find_repeats(samples, numbers, hashes),
-        len(numbers),
-    )
+    known = [of_split[of_split != NO_LABEL] for of_split in labels]
+    classes = count_labels(known, len(manifest.classes)) if any(map(len, known)) else count_labels(labels, 0)
+    stored: Levels | None = None
+    levels: Levels | None = None
+    fit, grays, repeats, num_read = "", [np.empty(0)] * len(splits), Repeats((), (), 0), 0
+    if manifest.sample_shape is not None:
+        total = len(samples.labels)
+        chosen = [chosen_samples(len(one), max(1, num_pictures * len(one) // total)) for one in labels]
+        numbers = np.concatenate([one + start for one, start in zip(chosen, samples.starts, strict=False)])
+        num_read = len(numbers)
+        hashes, means = np.empty(num_read, np.uint64), np.empty(num_read)
+        for place, picture in enumerate(samples.read(numbers)):
+            gray = as_image(picture).convert("L")
+            hashes[place], means[place] = hash_picture(gray), np.asarray(gray).mean() / 255
+            on_progress(place + 1, num_read)
+        grays = np.split(means, np.searchsorted(numbers, inner))
+        fit = _fit_of(manifest, manifest.sample_shape)
+        stored = stored_levels(manifest.provenance, manifest.sample_shape[2])
+        levels = stored or _measure(splits)
+        repeats = find_repeats(samples, numbers, hashes)
+    described = [_describe(*of_split, fit) for of_split in zip(splits.values(), labels, grays, strict=True)]
+    return SetOverview(described, classes, levels, stored is not None, repeats, num_read)
 
 
 def _measure(splits: Mapping[str, ShardSet]) -> Levels:
@@ -229,7 +218,9 @@ def _fit_of(manifest: Manifest, sample_shape: SampleShape) -> str:
     return ""
 
 
-def _describe(shards: ShardSet, fit: str, labels: NDArray[np.int64], grays: NDArray[np.float64]) -> SplitOverview:
+def _describe(shards: ShardSet, labels: NDArray[np.int64], grays: NDArray[np.float64], fit: str) -> SplitOverview:
+    """Returns the numbers of a split. `grays` are mean grays of pictures that were read; `fit` is from `_fit_of`."""
+    fit = "squash" if shards.content.squashed else fit
     widths, heights = (shards.column_of(name, np.arange(len(shards))) for name in ("source_width", "source_height"))
     known = (widths > 0) & (heights > 0)
     widths, heights = widths[known].astype(np.float64), heights[known].astype(np.float64)
@@ -238,10 +229,10 @@ def _describe(shards: ShardSet, fit: str, labels: NDArray[np.int64], grays: NDAr
     return SplitOverview(
         shards.split,
         len(shards),
-        histogram_of_counts(np.concatenate([counts, empty])) if shards.content.index.has_label else None,
-        histogram_of_sizes(widths),
-        histogram_of_sizes(heights),
-        histogram_of_sizes(widths / heights, per_octave=8),
+        histogram(np.concatenate([counts, empty]), bins_of_counts) if shards.content.index.has_label else None,
+        histogram(widths, bins_of_sizes),
+        histogram(heights, bins_of_sizes),
+        histogram(widths / heights, partial(bins_of_sizes, per_octave=8)),
         measure_loss(widths, heights, shards.sample_shape[:2], fit) if fit else None,
-        histogram_of_shares(grays),
+        histogram(grays, bins_of_shares),
     )

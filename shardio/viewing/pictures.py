@@ -13,6 +13,7 @@ from shardio.drawing.sheet import thumbnail
 from shardio.errors import FormatError
 from shardio.format.layout import crc32
 from shardio.format.manifest_file import load_manifest
+from shardio.reading.sample import some_of
 from shardio.reading.shardset import ShardSet
 from shardio.sets.levels import first_split
 
@@ -88,31 +89,31 @@ class AllSamples:
             yield from read_pictures(shards, part - start)
 
 
-def keys_of(shards: ShardSet, indices: Sequence[int]) -> list[str]:
+def keys_of(shards: ShardSet, indices: NDArray[np.int64]) -> list[str]:
     """Returns the keys of the samples `indices`. Bytes that are not UTF-8 are decoded as by `os.fsdecode`."""
-    return [os.fsdecode(bytes(key)) for key in shards.column_of("key", np.array(indices, np.int64))]
+    return [os.fsdecode(bytes(key)) for key in shards.column_of("key", indices)]
 
 
 Thumbnail = tuple[int, str, str]
 """(number of a sample, its key, its thumbnail as a data URL)."""
 
 
-def make_gallery(shards: ShardSet, labels: NDArray[np.int64], wanted: Sequence[int]) -> dict[int, list[Thumbnail]]:
+def make_gallery(shards: ShardSet, wanted: Sequence[int]) -> dict[int, list[Thumbnail]]:
     """Returns thumbnails of evenly spaced samples of each label in `wanted`, by label.
 
-    `labels` has the label of each sample of the split. If `wanted` has more labels than a page can have thumbnails,
-    evenly spaced labels are chosen.
+    If `wanted` has more labels than a page can have thumbnails, evenly spaced labels are chosen.
     """
+    labels = labels_for_page(shards)
     order = np.argsort(labels, kind="stable")
     order = order[np.isin(labels[order], np.array(wanted, np.int64))]
     present, starts = np.unique(labels[order], return_index=True)
     members = np.split(order, starts[1:])
     per_class = min(max(1, _MAX_THUMBNAILS // max(1, len(present))), _MAX_PER_CLASS)
-    chosen = [members[i][_evenly(len(members[i]), per_class)] for i in _evenly(len(present), _MAX_THUMBNAILS)]
+    chosen = [members[i][some_of(len(members[i]), per_class)] for i in some_of(len(present), _MAX_THUMBNAILS)]
     indices = np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
     gallery: dict[int, list[Thumbnail]] = {}
     nbytes = 0
-    pictures, keys = read_pictures(shards, indices), keys_of(shards, indices.tolist())
+    pictures, keys = read_pictures(shards, indices), keys_of(shards, indices)
     for index, key, picture in zip(indices.tolist(), keys, pictures, strict=True):
         url = thumbnail(picture)
         gallery.setdefault(int(labels[index]), []).append((index, key, url))
@@ -120,8 +121,3 @@ def make_gallery(shards: ShardSet, labels: NDArray[np.int64], wanted: Sequence[i
         if nbytes > _GALLERY_NBYTES:
             break
     return gallery
-
-
-def _evenly(count: int, most: int) -> NDArray[np.int64]:
-    """Returns at most `most` evenly spaced integers from 0 to count - 1, ascending."""
-    return np.arange(min(count, most)) * count // max(1, min(count, most))

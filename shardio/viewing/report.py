@@ -27,7 +27,7 @@ from shardio.reading.shardset import ShardSet
 from shardio.sets.history import flattened
 from shardio.sets.levels import Levels
 from shardio.viewing.overview import LabelCounts, OnProgress, SetOverview, make_overview
-from shardio.viewing.pictures import NO_LABEL, Thumbnail, keys_of, labels_for_page, make_gallery, read_pictures
+from shardio.viewing.pictures import NO_LABEL, Thumbnail, keys_of, make_gallery, read_pictures
 from shardio.viewing.repeats import RepeatedSample
 
 # The page shows the start of longer lists, and says how many there are.
@@ -66,7 +66,7 @@ def make_report(
     overview = make_overview(splits, num_pictures, on_progress)
     first = next(iter(splits.values()))
     listed = _listed(overview.classes)
-    gallery = make_gallery(first, labels_for_page(first), [one.label for one in listed]) if first.has_pixels else {}
+    gallery = make_gallery(first, [*listed]) if first.has_pixels else {}
     groups = overview.repeats.groups[:_MAX_GROUPS]
     repeated = [sample for group in groups for sample in group.samples[:_MAX_OF_GROUP]]
     repeated += [group.samples[0] for group in overview.repeats.keys[:_MAX_GROUPS]]
@@ -76,15 +76,15 @@ def make_report(
         .render(
             name=os.path.basename(first.folder),
             overview=overview,
-            manifest=overview.manifest,
+            manifest=first.manifest,
             style=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
             script=Markup((_HERE / "report.js").read_text(encoding="utf-8")),
             num_samples=[f"{split.name} {split.num_samples:,}" for split in overview.splits],
             split_names=[shortened(split.name, 30) for split in overview.splits],
             num_listed=len(listed),
-            num_empty=sum(not any(one.counts) for one in overview.classes),
+            num_empty=sum(not any(counts) for counts in overview.classes.values()),
             num_with_pictures=len(gallery),
-            rows=list(_rows(overview.manifest, listed, gallery)),
+            rows=list(_rows(first.manifest, listed, gallery)),
             normalize=normalize_lines(overview.levels),
             cards=dict(_cards(splits, repeated)),
             max_groups=_MAX_GROUPS,
@@ -93,8 +93,8 @@ def make_report(
             max_refused=MAX_REFUSED,
             reasons=Counter(image.reason for image in refused).most_common(20),
             source_given=source_given,
-            changes=list(_changes(overview.manifest.provenance)),
-            provenance=list(flattened(overview.manifest.provenance)),
+            changes=list(_changes(first.manifest.provenance)),
+            provenance=list(flattened(first.manifest.provenance)),
             max_facts=_MAX_FACTS,
         )
     )
@@ -146,21 +146,18 @@ def _policy_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _listed(classes: Sequence[LabelCounts]) -> Sequence[LabelCounts]:
-    """Returns the classes to list, by ascending label: all, or the smallest and the largest if they are too many."""
+def _listed(classes: LabelCounts) -> LabelCounts:
+    """Returns the classes to list: all, or the smallest and the largest if they are too many."""
     if len(classes) <= _MAX_ROWS:
         return classes
-    ordered = sorted(classes, key=lambda one: sum(one.counts))
+    ordered = sorted(classes, key=lambda label: sum(classes[label]))
     half = _MAX_ROWS // 2
-    return sorted([*ordered[:half], *ordered[-half:]], key=lambda one: one.label)
+    return {label: classes[label] for label in sorted([*ordered[:half], *ordered[-half:]])}
 
 
-def _rows(
-    manifest: Manifest, listed: Sequence[LabelCounts], gallery: Mapping[int, Sequence[Thumbnail]]
-) -> Iterator[list[Any]]:
+def _rows(manifest: Manifest, listed: LabelCounts, gallery: Mapping[int, Sequence[Thumbnail]]) -> Iterator[list[Any]]:
     """Yields [label, name, display name, counts by split, [[index, key, picture], ...]] for each class."""
-    for one in listed:
-        label = one.label
+    for label, counts in listed.items():
         names = [
             shortened(some[label], 80) if 0 <= label < len(some) else ""
             for some in (manifest.classes, manifest.class_names)
@@ -168,7 +165,7 @@ def _rows(
         shown = [[index, shortened(key, 100), url] for index, key, url in gallery.get(label, ())]
         # JavaScript has no integers beyond 2**53.
         shown_label = label if abs(label) < 1 << 53 else "" if label == NO_LABEL else str(label)
-        yield [shown_label, *names, one.counts, shown]
+        yield [shown_label, *names, counts, shown]
 
 
 def _cards(
@@ -179,11 +176,11 @@ def _cards(
     for name, shards in splits.items():
         if not (some := [sample for sample in wanted if sample.split == name]):
             continue
-        indices = [sample.index for sample in some]
-        pictures = read_pictures(shards, np.array(indices, np.int64))
+        indices = np.array([sample.index for sample in some])
+        pictures = read_pictures(shards, indices)
         for sample, key, picture in zip(some, keys_of(shards, indices), pictures, strict=True):
-            name = class_text(sample.label, shards.class_names)
-            yield sample, {"class_name": name, "key": key, "picture": thumbnail(picture)}
+            class_name = class_text(sample.label, shards.class_names)
+            yield sample, {"class_name": class_name, "key": key, "picture": thumbnail(picture)}
 
 
 def _changes(provenance: Mapping[str, Any]) -> Iterator[str]:

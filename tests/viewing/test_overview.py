@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,11 +13,12 @@ from PIL import Image
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import FitMode
 from shardio.viewing.overview import (
-    Histogram,
+    Scale,
+    bins_of_counts,
+    bins_of_shares,
+    bins_of_sizes,
     count_labels,
-    histogram_of_counts,
-    histogram_of_shares,
-    histogram_of_sizes,
+    histogram,
     measure_loss,
 )
 from shardio.viewing.repeats import MAX_BITS, close_pairs, hash_picture, join
@@ -32,10 +32,11 @@ _VALUES = {
 }
 
 
-@pytest.mark.parametrize("make", [histogram_of_counts, histogram_of_sizes])
+@pytest.mark.parametrize("scale", [bins_of_counts, bins_of_sizes])
 @pytest.mark.parametrize("values", _VALUES.values(), ids=_VALUES.keys())
-def test_every_number_lies_in_one_bin(values: np.ndarray, make: Callable[[np.ndarray], Histogram]) -> None:
-    found = make(values)
+def test_every_number_lies_in_one_bin(values: np.ndarray, scale: Scale) -> None:
+    found = histogram(values, scale)
+    assert found is not None
     assert found.counts == tuple(np.histogram(values, found.edges)[0])
     assert sum(found.counts) == len(values)
     assert list(found.edges) == sorted(set(found.edges))
@@ -46,16 +47,16 @@ def test_every_number_lies_in_one_bin(values: np.ndarray, make: Callable[[np.nda
 
 
 def test_whole_numbers_have_bins_of_whole_width() -> None:
-    found = histogram_of_counts(np.array([0, 1, 1, 3]))
+    found = histogram(np.array([0, 1, 1, 3]), bins_of_counts)
     assert found is not None
     assert (found.edges, found.counts, found.ticks) == ((0, 1, 2, 3, 4), (1, 2, 0, 1), (0, 1, 2, 3, 4))
-    wide = histogram_of_counts(np.array([3, 401]))
+    wide = histogram(np.array([3, 401]), bins_of_counts)
     assert wide is not None
     assert (wide.edges[0], wide.edges[1], wide.edges[-1]) == (0, 10, 410)
 
 
 def test_octaves_are_labeled_and_a_bin_is_a_quarter_of_one() -> None:
-    found = histogram_of_sizes(np.array([100, 128, 500]))
+    found = histogram(np.array([100, 128, 500]), bins_of_sizes)
     assert found is not None
     assert [found.edges[tick] for tick in found.ticks] == [128, 256, 512]
     assert (found.counts[0], found.counts[2], found.counts[-1]) == (1, 1, 1)
@@ -63,19 +64,18 @@ def test_octaves_are_labeled_and_a_bin_is_a_quarter_of_one() -> None:
 
 
 def test_shares_have_one_axis() -> None:
-    found = histogram_of_shares(np.array([-1e-9, 0.5, 1.0]))
+    found = histogram(np.array([-1e-9, 0.5, 1.0]), bins_of_shares)
     assert found is not None
     assert (found.edges[0], found.edges[-1], found.counts[0], found.counts[10], found.counts[-1]) == (0, 1, 1, 1, 1)
 
 
 def test_there_is_no_histogram_of_nothing() -> None:
-    for make in (histogram_of_counts, histogram_of_shares, histogram_of_sizes):
-        assert make(np.array([])) is None
+    assert histogram(np.array([]), bins_of_sizes) is None
 
 
 def test_classes_are_counted_in_each_split_with_empty_and_unknown_ones() -> None:
     counts = count_labels([np.array([0, 2, 2, -5]), np.array([2, 9])], 4)
-    assert [(one.label, one.counts) for one in counts] == [
+    assert [*counts.items()] == [
         *((-5, (1, 0)), (0, (1, 0)), (1, (0, 0))),
         *((2, (2, 1)), (3, (0, 0)), (9, (0, 1))),
     ]
