@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import numpy as np
 import torch
 
-from shardio.errors import check_choice
+from shardio.errors import check_choice, show
 
 T = TypeVar("T")
 
@@ -109,13 +109,13 @@ def from_dict(values: Mapping[str, Any]) -> Configuration:
     # A class without arguments of its own is the base of other classes.
     if known is None or "__dataclass_fields__" not in vars(known):
         raise ValueError(
-            f'expected a dictionary whose "{KIND}" names a transform class; found {_shown(values)}: import the module '
+            f'expected a dictionary whose "{KIND}" names a transform class; found {show(values)}: import the module '
             "of a class of your own first"
         )
     try:
         return known(**{name: _live(value) for name, value in values.items() if name != KIND})
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"expected a dictionary of arguments of {kind}; found {_shown(values)}: {error}") from None
+        raise ValueError(f"expected a dictionary of arguments of {kind}; found {show(values)}: {error}") from None
 
 
 @cache
@@ -141,13 +141,6 @@ def _checks_of(kind: type) -> list[tuple[str, Callable[[str, Any], object], bool
 def _check_flag(name: str, value: object, hint: Any) -> None:
     if not isinstance(value, hint):
         raise TypeError(f"{name} must be True or False; found {value!r}")
-
-
-def _shown(value: object) -> str:
-    try:
-        return f"{value!r:.200}"
-    except RecursionError:
-        return "lists or dictionaries that are nested too deeply"
 
 
 def _name_of(kind: type) -> str:

@@ -22,7 +22,7 @@ from shardio.order.rng import make_keys, random_bits, uniform
 Numbers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-# torchvision draws so often before it gives up and takes the center.
+# torchvision draws this many boxes before it takes the center.
 _TRIES = 10
 MOST_DRAWS = 32
 """The maximum `count` of `Draws.uniform`: random numbers per sample and purpose."""
@@ -30,9 +30,9 @@ MOST_DRAWS = 32
 
 @dataclass(frozen=True, eq=False)
 class Looks:
-    """Which samples of the split a loader's batch has, and how often all samples of the split came before.
+    """The samples of a loader's batch, int64 (B,), and the passes over all samples of the split in which they come.
 
-    `samples` and `passes` are int64 (B,). `passes` is None where a sample may come again before all others have come.
+    `passes`, int64 (B,), are counted from 0. None: samples may repeat within a pass.
     """
 
     samples: Numbers
@@ -49,8 +49,8 @@ class Draws:
     The numbers of a sample depend only on `seed`, `epoch`, `view` and the sample's counter, not on the batch. A counter
     is the sample's index, or its position in an order that may repeat samples. Each `view` is an independent
     augmentation of the sample within an epoch. `view` may be an array (B,), with a view for each sample.
-    `seed` may be a function that returns the seed. For `looks` see `Looks`; None: the counters are the samples, and the
-    epoch is the number of looks.
+    `seed` may be a function that returns the seed. If `looks` is None, the counters are the samples, and the epoch is
+    the pass of each sample.
     """
 
     seed: int | Callable[[], int]

@@ -205,6 +205,7 @@ def branches_of(pieces: Iterable[Piece], batch: Batch) -> list[Batch]:
 
 
 def _must_wait(transform: Transform, batch: Batch) -> bool:
+    """Returns whether a transform cannot be applied to a deferred batch, which has no pixels."""
     if type(transform) is Compose:
         return False  # but its parts may have to
     if batch.rest:
@@ -390,7 +391,7 @@ class Views(Container):
         if batch.filter or batch.steps or batch.is_cast:
             batch = batch.made()
         draws = batch.draws
-        if purpose != "Views":  # other Views with this purpose have other numbers of views
+        if purpose != "Views":  # inner Views of different lengths may use the same view numbers
             purpose = f"{purpose} {draws.view}"
         made: list[Batch] = []
         first = draws.view * len(self.transforms)

@@ -6,7 +6,7 @@ Zhong, Zheng, Kang, Li, Yang, "Random erasing data augmentation", AAAI 2020.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ from shardio.augment.chain import Transform
 from shardio.augment.resample import to_device
 from shardio.augment.steps import FILL_AT, Op
 
-# torchvision and timm draw so often before they leave the image as it is.
+# torchvision and timm draw this many boxes before they leave the image as it is.
 _TRIES = 10
 
 # splitmix64, as in shardio.order.rng, of int64 numbers, whose products are the same modulo 2**64.
@@ -159,11 +159,11 @@ def _erased_at_once(images: Tensor, boxes: NDArray[np.int64], colors: Tensor | N
     return torch.where(~are_inside(images, boxes[:2], boxes[:2] + boxes[2:]), images, colors)
 
 
-def are_inside(images: Tensor, firsts: NDArray[Any], ends: NDArray[Any]) -> Tensor:
+def are_inside(images: Tensor, firsts: Iterable[NDArray[Any]], ends: Iterable[NDArray[Any]]) -> Tensor:
     """Returns a mask that is true inside a window of each image, bool (B, 1, H, W).
 
-    `firsts`, (2, B), has the first row and the first column of each window. `ends`, (2, B), has the row and the column
-    after the last.
+    `firsts` are the first rows and the first columns of the windows, (B,) each. `ends` are the rows and columns after
+    the last.
     """
     size = images.shape[2:]
     inside = [

@@ -77,10 +77,7 @@ class _Mix(Transform):
         batch = batch.finished()
         drawn = (batch.draws if self.per_sample else batch.draws.of_the_batch()).uniform(purpose, 6)
         shares = np.where(drawn[0] < self.p, beta_quantiles(self.alpha, drawn[1]), 1.0)
-        shares = np.broadcast_to(shares, len(batch))
-        windows, shares = self._windows(batch.images.shape[2:], shares, drawn[2:])
-        kept = to_device(torch.from_numpy(np.array(shares, np.float32)), batch.images.device)
-        images = self._mix(batch.images, self._partners(batch.images), windows, kept)
+        images, kept = self._mixed(batch.images, self._partners(batch.images), shares, drawn[2:])
         share = _column(kept, targets)
         mixed = targets * share + self._partners(targets) * (1 - share)
         return replace(batch, images=images, labels=mixed)
@@ -89,17 +86,12 @@ class _Mix(Transform):
     def mixed_classes(self) -> frozenset[int | None]:
         return frozenset([self.num_classes])
 
-    def _windows(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats | None, Floats]:
-        """Returns the windows to replace (None for Mixup), and the share that is kept of each image, (B,).
-
-        `size` is the height and width of images. `shares`, (B,), are the drawn shares to keep. `places`, (4, B), are
-        random numbers from [0, 1).
-        """
-        return None, shares
-
     @abstractmethod
-    def _mix(self, images: Tensor, others: Tensor, windows: Floats | None, kept: Tensor) -> Tensor:
-        """Returns the images mixed with `others`, their partners. `kept`, (B,), is the share kept of each image."""
+    def _mixed(self, images: Tensor, others: Tensor, shares: Floats, places: Floats) -> tuple[Tensor, Tensor]:
+        """Returns the images mixed with `others`, their partners, and the share that is kept of each image, (B,).
+
+        `shares`, (B,), are the drawn shares to keep. `places`, (4, B), are random numbers from [0, 1).
+        """
 
     def _partners(self, tensor: Tensor) -> Tensor:
         # roll() would give up channels_last memory on CUDA.
@@ -137,14 +129,15 @@ class Mixup(_Mix):
       over all classes. For float32 labels, (B,) or (B, K), leave out `num_classes` and `label_smoothing`.
     """
 
-    def _mix(self, images: Tensor, others: Tensor, windows: Floats | None, kept: Tensor) -> Tensor:
+    def _mixed(self, images: Tensor, others: Tensor, shares: Floats, places: Floats) -> tuple[Tensor, Tensor]:
         if not images.dtype.is_floating_point:
             raise ValueError(
                 f"Mixup needs images of a floating point type; found {images.dtype}: put Mixup after Normalize"
             )
+        kept = _on_device(shares, images)
         # In float32: shares of 8 bits would differ from the shares of the labels.
         mixed = torch.lerp(others.float(), images.float(), _column(kept, images))
-        return mixed.to(images.dtype)
+        return mixed.to(images.dtype), kept
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,25 +151,26 @@ class CutMix(_Mix):
 
     minmax: Shares | None = field(default=None, metadata=LATER)
 
-    def _windows(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
-        """Returns windows, (B, 4): top, bottom, left, right (ends exclusive); and the share outside of each, (B,)."""
+    def _mixed(self, images: Tensor, others: Tensor, shares: Floats, places: Floats) -> tuple[Tensor, Tensor]:
         half = 0.5 * np.sqrt(1 - shares)
-        edges, covered = [], np.ones(len(shares))
-        for side, place, number in zip(size, places[:2], places[2:], strict=True):
+        firsts, ends, covered = [], [], np.ones(len(shares))
+        for side, place, number in zip(images.shape[2:], places[:2], places[2:], strict=True):
             if self.minmax is None:
                 center, reach = np.floor(place * side), np.floor(half * side)
-                edges += [np.maximum(center - reach, 0), np.minimum(center + reach, side)]
+                first, end = np.maximum(center - reach, 0), np.minimum(center + reach, side)
             else:
                 low, high = (int(side * share) for share in self.minmax)
                 length = np.where(shares < 1, low + np.floor(number * max(high - low, 1)), 0)
-                start = np.floor(place * (side - length))
-                edges += [start, start + length]
-            covered *= (edges[-1] - edges[-2]) / side
-        return np.stack(edges, axis=1), 1 - covered
+                first = np.floor(place * (side - length))
+                end = first + length
+            firsts.append(first)
+            ends.append(end)
+            covered *= (end - first) / side
+        return torch.where(are_inside(images, firsts, ends), others, images), _on_device(1 - covered, images)
 
-    def _mix(self, images: Tensor, others: Tensor, windows: Floats | None, kept: Tensor) -> Tensor:
-        assert windows is not None
-        return torch.where(are_inside(images, windows.T[::2], windows.T[1::2]), others, images)
+
+def _on_device(shares: Floats, images: Tensor) -> Tensor:
+    return to_device(torch.from_numpy(shares.astype(np.float32)), images.device)
 
 
 def _column(shares: Tensor, like: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def makes_pixels(transform: Transform, casts: bool) -> bool:
     return (casts and transform.casts and is_of_shardio(type(transform))) or is_recorded(transform)
 
 
-# Samples of so many bytes are made at a time, if they are gone over more than once.
+# Bytes of stored images to make at a time in several passes: images between passes stay in the processor's caches.
 _CACHED_NBYTES = 4 << 20
 
 
@@ -115,7 +115,6 @@ class Program:
         shared = stages[: self._num_shared]
         is_one_pass = len(self.views) == 1 and len(stages) < 2
         is_one_pass &= all(isinstance(stage, Stage) and not stage.steps for stage in stages)
-        # Images between two passes stay in the processor's caches.
         step = len(some) if is_one_pass else max(1, _CACHED_NBYTES // math.prod(self.source))
         for first in range(0, len(some), step):
             part, pixels = some[first : first + step], planes[first : first + step]

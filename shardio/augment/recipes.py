@@ -25,8 +25,6 @@ from shardio.augment.transforms import (
     Resize,
 )
 
-_MEANS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-
 
 def _mixing(num_classes: int, alpha: float, partner: Partner = "flip", smoothing: float = 0.0) -> Transform:
     return RandomChoice(
@@ -175,10 +173,9 @@ def _latents(flip: bool, size: int | None, num_classes: int) -> Transform:
 
 
 def _cifar_airbench(size: int | None, num_classes: int) -> Transform:
-    # Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024.
-    return Compose(
-        [AlternatingFlip(), RandomCrop(size or 32, padding=2, padding_mode="reflect"), Normalize(*_MEANS)],
-    )
+    # Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024. The mean and std are those of CIFAR-10.
+    cast = Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    return Compose([AlternatingFlip(), RandomCrop(size or 32, padding=2, padding_mode="reflect"), cast])
 
 
 RECIPES: dict[str, Callable[[int | None, int], Transform]] = {

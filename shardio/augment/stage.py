@@ -32,7 +32,7 @@ _SLACK = 1e-6
 class Canvas:
     """Where a window of the results begins in each resized image, and what is outside of the image.
 
-    Image i is resized to `sizes[i]`. Its result begins at row and column `firsts[i]` of that, which may be negative.
+    Image i is resized to `sizes[i]`. Its result begins at row and column `firsts[i]` of this, which may be negative.
     Both are int64 (B, 2). For `mode` and `fill`, a number for each channel, see `Pad`.
     """
 
@@ -262,16 +262,14 @@ def run_and_cast(stages: Stages, planes: Planes, some: Numbers, out: NDArray[Any
         if not is_row:
             out[some] = made
         return
-    if len(stages) > 1:
-        made = run(stages[:-1], planes, some, (*stages[-2].size, planes.channels))
-        planes = Planes.of_images(made)
     last = stages[-1] if stages else None
-    if isinstance(last, Stage) and not last.steps and last.canvas is None:
-        last.resample(planes, some, out, cast, some)
-        return
-    if last is not None:
-        planes = Planes.of_images(run((last,), planes, some, out.shape[1:]))
-    cast_images(planes, out, cast, some)
+    resize = last if isinstance(last, Stage) and not last.steps and last.canvas is None else None
+    if before := stages[:-1] if resize else stages:
+        planes = Planes.of_images(run(before, planes, some, (*before[-1].size, planes.channels)))
+    if resize:  # casts in the same pass
+        resize.resample(planes, some, out, cast, some)
+    else:
+        cast_images(planes, out, cast, some)
 
 
 def moved_by(stages: Stages, masks: Masks) -> Masks:
