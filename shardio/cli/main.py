@@ -90,7 +90,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Runs the command line, then exits the process. Expected errors become a line on stderr and an exit code."""
-    # The next file that is opened gets the number of a standard descriptor that is closed, and what goes there.
+    # A file would get the number of a closed standard descriptor, and then our output: /dev/null takes the number.
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(opened, True)
     os.close(opened)
@@ -112,7 +112,7 @@ def main() -> NoReturn:
 
 def _end_at_once(codes: Sequence[int]) -> None:
     """Ends the process with the exit code in `codes`, without Python's cleanup: torch's would slow down a Ctrl-C."""
-    if codes:  # or there is a traceback to be printed
+    if codes:  # none: Python prints the traceback of an unexpected error first
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 if stream is not None:  # it was closed from the beginning

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,9 @@ from shardio.cli.output import levels_of, say, show, show_sheet, table
 from shardio.errors import counted
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shardio.loading.loader import ShardLoader
     from shardio.measure.bench import BenchResult
     from shardio.order.orders import Shuffle
@@ -188,7 +191,6 @@ def _parse_shuffle(text: str) -> Shuffle:
 @json_option
 def replay(
     out: Path,
-    split: str,
     state: Path | None,
     step: int | None,
     consumed: int | None,
@@ -220,22 +222,20 @@ def replay(
 
     if [step, consumed, state].count(None) < 2:
         raise click.UsageError("--step, --consumed and --state all say where the batch is: give only one of them")
-    there = None if state is None else _read_state(state)
-    if there is not None:
-        sets = there.get("sets")
-        told = {**sets[0], **there} if isinstance(sets, list) and sets and isinstance(sets[0], dict) else there
-        options |= {name: told[name] for name in ("seed", "shuffle") if name in told}
+    saved = None if state is None else _read_state(state)
+    if saved is not None:
+        sets = saved.get("sets")
+        described = {**sets[0], **saved} if isinstance(sets, list) and sets and isinstance(sets[0], dict) else saved
+        options |= {name: described[name] for name in ("split", "seed", "shuffle", "repeats") if name in described}
         if options["shuffle"] == "block":
-            options["shuffle"] = BlockShuffle(told.get("block_size", 0), told.get("window_blocks", 0))
-        split = told.get("split", split)
-        options["repeats"] = there.get("repeats", options["repeats"])
-        if "endless" in there:
-            there = {**there, "batch": 0}  # how many batches are left in the epoch does not matter
+            options["shuffle"] = BlockShuffle(described.get("block_size", 0), described.get("window_blocks", 0))
+        if "endless" in saved:
+            saved = {**saved, "batch": 0}  # how many batches are left in the epoch does not matter
             options["epoch_batches"] = 1
     try:
         mixed = {str(out): Fraction(1), **{path: Fraction(share) for path, share in mix.items()}}
         options |= {"device": "cpu", "prefetch": 0, "num_threads": 1, "return_indices": True}
-        opened = ShardLoader(mixed if mix else out, split=split, **options)
+        opened = ShardLoader(mixed if mix else out, **options)
     except TypeError as error:
         if state is None:
             raise
@@ -243,7 +243,7 @@ def replay(
     with opened as loader:
         if chain is not None:
             loader.transform = read_chain(chain, len(loader.shards.classes))
-        _go_to(loader, there, epoch, step or 0, consumed)
+        _go_to(loader, saved, epoch, step or 0, consumed)
         found = loader.state_dict()
         batch = next(iter(loader), None)
         if batch is None:
@@ -251,16 +251,15 @@ def replay(
                 f"the epoch has only {len(loader)} batches on each rank: give an earlier --step, --consumed or --state"
             )
         views, parts = _parts(batch, has_images=loader.shards.has_pixels)
-        numbers = parts["indices"].tolist()
+        indices = parts["indices"].numpy()
         if save is not None:
             _save(save, {**({"images": views} if views else {}), **parts})
         if output is not None:
             if not views:
                 raise ValueError(f"{out}: --output needs images, but the set has only arrays: use --save")
             pictures = [picture for view in views for picture in levels_of(view, loader.transform)]
-            captions = captions_of(loader.shards, parts["indices"].numpy()) * len(views)
-            show_sheet(pictures, captions, output, side=side)
-        _tell(loader, found, numbers, as_json)
+            show_sheet(pictures, captions_of(loader.shards, indices) * len(views), output, side=side)
+        _tell(loader, found, indices, as_json)
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -347,20 +346,18 @@ def _save(path: Path, parts: Mapping[str, Any]) -> None:
     write_output(path, buffer.getvalue())
 
 
-def _tell(loader: ShardLoader, state: Mapping[str, Any], numbers: Sequence[int], as_json: bool) -> None:
-    import numpy as np
-
+def _tell(loader: ShardLoader, state: Mapping[str, Any], indices: NDArray[np.int64], as_json: bool) -> None:
+    """Prints the samples `indices` of a batch. `state` is the loader's state before the batch."""
     from shardio.reading.sample import class_text
 
-    shards, indices = loader.shards, np.array(numbers, np.int64)
+    shards, numbers = loader.shards, indices.tolist()
     keys = [os.fsdecode(key) for key in shards.column_of("key", indices).tolist()]
     labels = [None] * len(keys) if shards.label_row is None else shards.labels_of(indices).tolist()
     if as_json:
-        show({**state, "rank": loader.world.rank, "indices": list(numbers), "labels": labels, "keys": keys})
+        show({**state, "rank": loader.world.rank, "indices": numbers, "labels": labels, "keys": keys})
         return
-    names = shards.class_names
-    classes = [class_text(label, names) for label in labels]
-    show(table({"sample": [*map(str, numbers)], "class": classes, "key": keys}, right=["sample"]))
+    classes = [class_text(label, shards.class_names) for label in labels]
+    show(table({"sample": list(map(str, numbers)), "class": classes, "key": keys}, right=["sample"]))
     say(
         f"epoch {state['epoch']}, after {state['consumed']:,} samples of all ranks; rank {loader.world.rank} of "
         f"{loader.world.world_size}"
