@@ -24,9 +24,10 @@ from common import BUILD, describe_machine, spread
 
 from shardio.format.entries import IndexEntry, ShardEntry, SplitEntry
 from shardio.format.layout import (
+    HEADER_NBYTES,
+    index_dtype,
     index_header,
     index_name,
-    index_nbytes,
     key_field_nbytes,
     pixels_row,
     shard_name,
@@ -53,8 +54,8 @@ def make_sparse_set(path: Path, num_samples: int, num_shards: int) -> None:
         (path / shards[-1].file).write_bytes(ROW.file_header(count))
         os.truncate(path / shards[-1].file, shards[-1].nbytes)
     file = path / index_name("train")
-    file.write_bytes(index_header(num_samples, KEY_NBYTES))
-    os.truncate(file, index_nbytes(num_samples, KEY_NBYTES))
+    file.write_bytes(index_header(num_samples, index_dtype(KEY_NBYTES)))
+    os.truncate(file, HEADER_NBYTES + num_samples * index_dtype(KEY_NBYTES).itemsize)
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()  # it is checked when the set is opened
     index = IndexEntry(file.name, file.stat().st_size, sha256, KEY_NBYTES)
     split = SplitEntry(num_samples, index, tuple(shards))

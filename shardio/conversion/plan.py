@@ -23,10 +23,11 @@ from shardio.conversion.writing.shard_file import samples_per_shard
 from shardio.format.entries import FileEntry
 from shardio.format.layout import (
     CRC32_ROW,
+    HEADER_NBYTES,
     WORK_FOLDER,
     RowType,
     array_shard_name,
-    index_nbytes,
+    index_dtype,
     key_field_nbytes,
     shard_name,
 )
@@ -111,7 +112,7 @@ class Plan:
         total = sum(task.nbytes for task in self.tasks)
         for task in {task.split: task for task in self.tasks}.values():
             count = len(self.collection.splits[task.split])
-            total += index_nbytes(count, task.key_nbytes, has_label=task.has_label)
+            total += HEADER_NBYTES + count * index_dtype(task.key_nbytes, has_label=task.has_label).itemsize
             for spec in self.arrays_of(task.split):
                 total += CRC32_ROW.file_nbytes(count) + (spec.row.file_nbytes(count) if spec.row.is_small else 0)
         return total

@@ -79,11 +79,7 @@ class RowsEntry(TableEntry):
         return np.dtype(self.row.dtype)
 
     def header(self) -> bytes:
-        return self.row.file_header(self.num_rows)
-
-    @property
-    def num_rows(self) -> int:
-        return (self.nbytes - HEADER_NBYTES) // self.row.nbytes
+        return self.row.file_header((self.nbytes - HEADER_NBYTES) // self.row.nbytes)
 
 
 @dataclass(frozen=True)
@@ -111,8 +107,7 @@ class IndexEntry(TableEntry):
         return index_dtype(self.key_nbytes, has_label=self.has_label)
 
     def header(self) -> bytes:
-        num_rows = (self.nbytes - HEADER_NBYTES) // self.dtype.itemsize
-        return index_header(num_rows, self.key_nbytes, has_label=self.has_label)
+        return index_header((self.nbytes - HEADER_NBYTES) // self.dtype.itemsize, self.dtype)
 
     def content(self) -> dict[str, Any]:
         content = dict(vars(self))

@@ -267,9 +267,6 @@ def has_label(dtype: np.dtype[np.void]) -> bool:
     return "label" in (dtype.names or ())
 
 
-def index_header(num_samples: int, key_nbytes: int, *, has_label: bool = True) -> bytes:
-    return _npy_header(str(index_dtype(key_nbytes, has_label=has_label).descr), str((num_samples,)))
-
-
-def index_nbytes(num_samples: int, key_nbytes: int, *, has_label: bool = True) -> int:
-    return HEADER_NBYTES + num_samples * index_dtype(key_nbytes, has_label=has_label).itemsize
+def index_header(num_samples: int, dtype: np.dtype[np.void]) -> bytes:
+    """Returns the header of an index file. `dtype` is from `index_dtype`."""
+    return _npy_header(str(dtype.descr), str((num_samples,)))

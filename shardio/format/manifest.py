@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -31,18 +31,17 @@ from shardio.format.layout import (
     CRC32_ROW,
     FORMAT_NAME,
     FORMAT_VERSION,
+    HEADER_NBYTES,
     LABELS_NAME,
     MANIFEST_NAME,
     MAX_ARRAYS,
     MAX_KEY_NBYTES,
-    MAX_SIDE,
     ORDER_ROW,
     RowType,
     SampleShape,
     check_array_name,
     check_kind,
     check_sample_shape,
-    index_nbytes,
     pixels_row,
 )
 
@@ -106,9 +105,8 @@ class Manifest:
             _check_no_pixels(f"splits.{name}", split)
         else:
             _check_pixels(f"splits.{name}", split, self.pixels_row)
-        index = split.index
-        expected = index_nbytes(split.num_samples, index.key_nbytes, has_label=index.has_label)
-        _check_nbytes(f"splits.{name}", index, expected)
+        index_nbytes = HEADER_NBYTES + split.num_samples * split.index.dtype.itemsize
+        _check_nbytes(f"splits.{name}", split.index, index_nbytes)
         self._check_orders(name, split)
         for array_name, array in split.arrays.items():
             parse.checked(f"splits.{name}.arrays", check_array_name, array_name)
@@ -220,10 +218,10 @@ def _file(value: object, where: str, more: Set[str] = frozenset(), optional: Set
     }
 
 
-def _shards(values: Sequence[object], where: str, row: RowType) -> tuple[ShardEntry, ...]:
+def _shards(values: object, where: str, row: RowType) -> tuple[ShardEntry, ...]:
     """Returns the entries of shards with rows of the type `row`."""
     shards = []
-    for i, value in enumerate(values):
+    for i, value in enumerate(parse.sequence(values, where)):
         fields = _file(value, f"{where}[{i}]", {"num_samples"})
         parse.count(fields["num_samples"], f"{where}[{i}].num_samples", minimum=1)
         shards.append(ShardEntry(**fields, row=row))
@@ -245,19 +243,20 @@ def _split(value: object, where: str, row: RowType) -> SplitEntry:
     """Returns a split's entry. `row` is the type of the pixels' rows; any type if there are no pixels."""
     optional = {"orders", "order", "arrays", "squashed"}
     fields = parse.fields(value, where, {"num_samples", "index", "shards"}, optional)
-    shards = parse.sequence(fields["shards"], f"{where}.shards")
-    orders = parse.filled(fields["orders"], f"{where}.orders") if "orders" in fields else []
-    arrays = parse.filled_mapping(fields["arrays"], f"{where}.arrays") if "arrays" in fields else {}
+    orders = parse.filled(parse.sequence, fields["orders"], f"{where}.orders") if "orders" in fields else []
+    arrays = parse.filled(parse.mapping, fields["arrays"], f"{where}.arrays") if "arrays" in fields else {}
+    if fields.get("squashed", True) is not True:
+        raise parse.fault(f"{where}.squashed", "true (leave the key out if it is false)", fields["squashed"])
     if len(arrays) > MAX_ARRAYS:
         raise parse.fault(f"{where}.arrays", f"at most {MAX_ARRAYS} arrays", sorted(arrays))
     return SplitEntry(
         num_samples=parse.count(fields["num_samples"], f"{where}.num_samples", minimum=1),
         index=_index(fields["index"], f"{where}.index"),
-        shards=_shards(shards, f"{where}.shards", row),
+        shards=_shards(fields["shards"], f"{where}.shards", row),
         orders=tuple(OrderEntry(**_file(order, f"{where}.orders[{i}]")) for i, order in enumerate(orders)),
         order=_order_number(fields, where),
         arrays={name: _array(array, f"{where}.arrays.{name}") for name, array in arrays.items()},
-        squashed=parse.flag(fields["squashed"], f"{where}.squashed") if "squashed" in fields else False,
+        squashed="squashed" in fields,
     )
 
 
@@ -269,7 +268,7 @@ def _array(value: object, where: str) -> ArrayEntry:
     fields = parse.fields(value, where, {"kind", "dtype", "shape", "crc32", "shards"}, {"order"})
     shape = tuple(parse.sequence(fields["shape"], f"{where}.shape"))
     row = parse.checked(where, RowType, parse.string(fields["dtype"], f"{where}.dtype"), shape)
-    shards = parse.filled(fields["shards"], f"{where}.shards")
+    shards = parse.filled(parse.sequence, fields["shards"], f"{where}.shards")
     return ArrayEntry(
         kind=fields["kind"],  # checked by the manifest, which knows the samples' shape
         row=row,
@@ -285,16 +284,6 @@ def _rejects(value: object, where: str) -> RejectsEntry:
     return RejectsEntry(**fields)
 
 
-def _sample_shape(value: object, where: str) -> SampleShape | None:
-    if value is None:
-        return None
-    shape = parse.sequence(value, where)
-    try:
-        return check_sample_shape(tuple(shape))
-    except ValueError:
-        raise parse.fault(where, f"null, or [height, width, channels], each from 1 to {MAX_SIDE}", shape) from None
-
-
 def parse_manifest(data: bytes) -> Manifest:
     """Returns the manifest in `data`. Raises FormatError, with the expected and the found value, if it is invalid."""
     document = parse.document(data)
@@ -308,9 +297,11 @@ def parse_manifest(data: bytes) -> Manifest:
         raise parse.fault("format_version", f"{FORMAT_VERSION} ({way_out})", version)
     parse.fields(document, "manifest", _KEYS, optional={"class_names", "rejects", "pixels"})
     splits = parse.mapping(document["splits"], "splits")
-    names = parse.filled(document["class_names"], "class_names") if "class_names" in document else []
+    names = parse.filled(parse.sequence, document["class_names"], "class_names") if "class_names" in document else []
     parse.anything(parse.mapping(document["provenance"], "provenance"), "provenance")
-    shape, pixels = _sample_shape(document["sample_shape"], "sample_shape"), document.get("pixels", "rgb")
+    shape, pixels = document["sample_shape"], document.get("pixels", "rgb")
+    if shape is not None:
+        shape = parse.checked("sample_shape", check_sample_shape, tuple(parse.sequence(shape, "sample_shape")))
     if "pixels" in document and (pixels == "rgb" or shape is None):
         raise parse.fault("pixels", "no key `pixels` in a set of plain pixels, or without any", pixels)
     row = parse.checked("pixels", pixels_row, shape or (1, 1, 1), pixels)

@@ -12,12 +12,13 @@ from shardio.system.pour import TRANSIENT, Attempts, pour, reading_failed
 
 KnownFiles = dict[str, tuple[int, ...]]
 """The state of each file of a set, by name, when it was opened first or was last found to have the right sha256."""
-# In KnownFiles once an equal file came back under another number, as with FUSE: hashing each of them would take long.
+# A key in KnownFiles once an equal file had another device or inode, as with FUSE: from then on, only size and time
+# are compared, as hashing each file again would take long.
 _NUMBERS_CHANGE = ""
 
 
 def state_of(path: str | int) -> tuple[int, ...]:
-    """Returns what differs once a file is written to or replaced; () if there is none. (ctime changes with links.)"""
+    """Returns (size, mtime, device, inode); () if there is no file. Not ctime, which changes with each hard link."""
     try:
         status = os.lstat(path) if isinstance(path, str) else os.fstat(path)
     except FileNotFoundError:
@@ -65,10 +66,11 @@ def check_header(path: str | Path | FileAt, header: bytes, found: bytes) -> None
 
 
 def open_sound(path: str | Path | FileAt, entry: FileEntry, known: KnownFiles | None = None) -> OpenFile:
-    """Opens a file by `open_checked`. Of indexes, orders and checksums, also checks the sha256.
+    """Opens a file by `open_checked`, and hashes it if it is an index, an order or checksums.
 
-    Raises FormatError if it is wrong, OSError if bytes cannot be read after several attempts. A file in `known` is
-    hashed only if its state differs, whatever it holds: it may be another set's. `known` then gets its new state.
+    A file in `known` is hashed only if its state has changed, and then whatever it is, as another set may be there now.
+    `known` gets the new state. Raises FormatError if the sha256 is wrong, OSError if bytes cannot be read after several
+    attempts.
     """
     file = open_checked(path, entry)
     known = {} if known is None else known

@@ -122,19 +122,11 @@ def sequence(value: object, where: str) -> list[Any]:
     return value
 
 
-def filled(value: object, where: str) -> list[Any]:
-    """Returns a list that is not empty. Raises FormatError for an empty list."""
-    found = sequence(value, where)
+def filled(kind: Callable[[object, str], T], value: object, where: str) -> T:
+    """Returns kind(value, where), where `kind` is `sequence` or `mapping`. Raises FormatError if it is empty."""
+    found = kind(value, where)
     if not found:
-        raise fault(where, "a list that is not empty (an optional key without values is left out)", value)
-    return found
-
-
-def filled_mapping(value: object, where: str) -> dict[str, Any]:
-    """Returns the JSON object `value`, which must not be empty, as a dict."""
-    found = mapping(value, where)
-    if not found:
-        raise fault(where, "an object that is not empty (an optional key without values is left out)", value)
+        raise fault(where, "at least one value (an optional key without values is left out)", value)
     return found
 
 
@@ -146,13 +138,6 @@ def count(value: object, where: str, minimum: int = 0) -> int:
     if type(value) is not int or not minimum <= value <= MAX_COUNT:
         raise fault(where, f"an integer from {minimum} to 2**53", value)
     return value
-
-
-def flag(value: object, where: str) -> bool:
-    """Returns True, the only value allowed. A flag that is false must be left out."""
-    if value is not True:
-        raise fault(where, "true (leave the key out if it is false)", value)
-    return True
 
 
 def string(value: object, where: str) -> str:

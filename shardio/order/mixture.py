@@ -31,8 +31,8 @@ Number = int | float | Fraction
 
 
 def passes_of(order: Order, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Returns how often all samples of its set came before each position, int64: the epoch, or what takes its place in
-    an endless order. Returns None if a sample may come again before all others have come."""
+    """Returns how many whole passes over its set come before each position, int64: the epoch, unless the order is
+    endless. Returns None if a sample may come again before all others have come."""
     if isinstance(order, MixedOrder):
         sets, positions = order.locate(positions)
         orders = [component.order for component in order.components]
@@ -70,18 +70,14 @@ def lowest_terms(shares: Sequence[Number]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Turns:
-    """The sequence of sets in one period of a mixture. `shares` are whole numbers in lowest terms."""
+    """The sequence of sets in one period of a mixture: `shares[k]` positions of set k, in all an even number."""
 
     shares: tuple[int, ...]
 
     @cached_property
-    def total(self) -> int:
-        return sum(self.shares)
-
-    @cached_property
     def sets(self) -> NDArray[np.int64]:
-        """The number of the set at each position, int64: of one period, or of two if the sum of the shares is odd."""
-        shares, total = np.array(self.shares, np.int64), self.total
+        """The number of the set at each position, int64."""
+        shares, total = np.array(self.shares, np.int64), sum(self.shares)
         there = np.flatnonzero(shares)
         margin = max(1, 2 * len(there) - 2)
         found = np.zeros(len(shares), np.int64)
@@ -92,7 +88,7 @@ class Turns:
             deadline = np.where(lag * margin >= total, ((total - lag) * margin - total) / shares[there], np.inf)
             sets[place] = there[deadline.argmin()]
             found[sets[place]] += 1
-        return np.tile(sets, 1 + total % 2)
+        return sets
 
     @cached_property
     def ordinals(self) -> NDArray[np.int64]:
@@ -108,7 +104,7 @@ class Turns:
         """For each pair of positions 2k and 2k + 1, whether they may be swapped, bool. They may if they belong to
         different sets and, once swapped, both sets stay within one sample of their shares."""
         first, second = self.sets[::2], self.sets[1::2]
-        shares, total = np.array(self.shares, np.int64), self.total
+        shares, total = np.array(self.shares, np.int64), sum(self.shares)
         num_positions = np.arange(1, len(self.sets), 2)
         # In units of 1 / total, how far each would be ahead of, or behind, its share.
         ahead = (self.ordinals[1::2] + 1) * total - num_positions * shares[second]
@@ -117,8 +113,10 @@ class Turns:
         return free
 
 
-# Computing a long period takes a tenth of a second.
-_turns_of = lru_cache(16)(Turns)
+@lru_cache(16)  # computing a long period takes a tenth of a second
+def _turns_of(shares: tuple[int, ...]) -> Turns:
+    """Returns the turns of shares in lowest terms: those of two periods if the sum of the shares is odd."""
+    return Turns(tuple(share * (1 + sum(shares) % 2) for share in shares))
 
 
 class Component(NamedTuple):
@@ -178,18 +176,16 @@ class MixedOrder:
         drawn = random_bits(self._key, (positions - (place & 1)).astype(np.uint64)) & np.uint64(1)
         place ^= turns.may_change[pair] & drawn.astype(bool)
         sets = turns.sets[place]
-        each = np.array(self.shares) * (len(turns.sets) // turns.total)
-        return sets, turns.ordinals[place] + period * each[sets] + np.array(self.before)[sets]
+        return sets, turns.ordinals[place] + period * np.array(turns.shares)[sets] + np.array(self.before)[sets]
 
     def delivered(self, position: int) -> tuple[int, ...]:
         """Returns, for each set, how many of its samples come before `position` in the stream."""
         turns = _turns_of(self.shares)
         periods, rest = divmod(position - self.start, len(turns.sets))
         sets, _ = self.locate(np.arange(position - rest, position))
-        each, some = len(turns.sets) // turns.total, np.bincount(sets, minlength=len(self.components)).tolist()
+        some = np.bincount(sets, minlength=len(self.components)).tolist()
         return tuple(
-            before + periods * each * share + more
-            for before, share, more in zip(self.before, self.shares, some, strict=True)
+            before + periods * share + more for before, share, more in zip(self.before, turns.shares, some, strict=True)
         )
 
     def describe(self) -> dict[str, Any]:

@@ -180,13 +180,9 @@ class WeightedDraws:
     def __post_init__(self) -> None:
         weights = np.array(self.weights, np.float64)  # a copy, so that the caller's changes do not reach it
         bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-        if weights.ndim != 1 or bad.size or not weights.any():
-            found = "only zeros" if weights.ndim == 1 and weights.size else f"shape {weights.shape}"
-            if weights.ndim == 1 and bad.size:
-                found = f"{weights[bad[0]]} at {bad[0]}; {bad.size} weights are invalid"
-            raise ValueError(f"weights must be one-dimensional, finite, at least 0, not all 0; found {found}")
-        if not 1 <= self.num_samples <= MAX_N:
-            raise ValueError(f"num_samples must be from 1 to 2**62; found {self.num_samples}")
+        if bad.size or not weights.any():
+            found = f"{weights[bad[0]]} at {bad[0]}; {bad.size} weights are invalid" if bad.size else "only zeros"
+            raise ValueError(f"weights must be finite, at least 0, not all 0; found {found}")
         # Scaled, which is exact, so that no sum overflows or is too small for the share of a draw. np.cumsum adds from
         # left to right, so that it rounds alike everywhere.
         ends = np.cumsum(np.ldexp(weights, -np.frexp(weights.max())[1]))
@@ -284,8 +280,6 @@ def make_order(
         raise ValueError(f'shuffle must be True, False, "block" or BlockShuffle(size, window); found {shuffle!r}')
     if weights is not None and shuffle is not True:
         raise ValueError(f"weights draw samples at random: they need shuffle=True; found shuffle={shuffle!r}")
-    if not 1 <= set_size <= MAX_N:
-        raise ValueError(f"expected from 1 to 2**62 samples; found {set_size}")
     seed = as_integer("seed", seed)
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed must be from 0 to 2**64 - 1; found {seed}")

@@ -36,9 +36,7 @@ Entry = TypeVar("Entry", bound=RowsEntry)
 
 def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
     """Returns the header and the body of an index file with these `rows`. The body is a view if they are contiguous."""
-    dtype = rows.dtype
-    header = index_header(len(rows), dtype["key"].itemsize, has_label=has_label(dtype))
-    return header, np.ascontiguousarray(rows).view(np.uint8).data
+    return index_header(len(rows), rows.dtype), np.ascontiguousarray(rows).view(np.uint8).data
 
 
 def write_index(folder: Path | FolderHandle, split: str, rows: NDArray[np.void]) -> IndexEntry:

@@ -70,19 +70,19 @@ def test_index_headers_are_these_bytes() -> None:
         b"\x93NUMPY\x01\x00\xf6\x0f{'descr': [('label', '<i8'), ('key', '|S20'), ('source_width', '<u4'), "
         b"('source_height', '<u4'), ('crc32', '<u4')], 'fortran_order': False, 'shape': (3,), }"
     )
-    assert index_header(3, 20) == small
+    assert index_header(3, index_dtype(20)) == small
     imagenet = padded(
         b"\x93NUMPY\x01\x00\xf6\x0f{'descr': [('label', '<i8'), ('key', '|S28'), ('source_width', '<u4'), "
         b"('source_height', '<u4'), ('crc32', '<u4')], 'fortran_order': False, 'shape': (1281167,), }"
     )
-    assert index_header(1281167, 28) == imagenet
+    assert index_header(1281167, index_dtype(28)) == imagenet
 
 
 def test_every_header_is_one_page() -> None:
     assert HEADER_NBYTES == 4096
     for num_samples in (1, 9, 10, 1281167, 10**10, 1 << 53):
         headers = [pixels_row((size, size, size)).file_header(num_samples) for size in (1, 224, 65536)]
-        headers += [index_header(num_samples, key_nbytes) for key_nbytes in (4, 12, 65532)]
+        headers += [index_header(num_samples, index_dtype(key_nbytes)) for key_nbytes in (4, 12, 65532)]
         assert {len(header) for header in headers} == {4096}
 
 

@@ -422,7 +422,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({"shuffle": value, "weights": [1] * 10}, "weights draw") for value in (False, "block", BlockShuffle(2))),
     *(({"seed": seed, **more}, "seed") for seed in (-1, 2**64) for more in ({}, {"shuffle": False})),
     *(
-        ({"weights": [*weights, *[0] * (10 - len(weights))]}, "weights must be .* finite")
+        ({"weights": [*weights, *[0] * (10 - len(weights))]}, "weights must be finite")
         for weights in ([math.nan, 1], [1, math.inf], [-math.inf, 1], [-1, 5], [1, -1e-300], [0], [-0.0])
     ),
     *(({"weights": weights}, "expected 10 weights") for weights in (3.0, [], [1] * 9, [1] * 11, np.ones((10, 1)))),

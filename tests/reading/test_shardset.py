@@ -27,7 +27,7 @@ from pictures import sample_pixels
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import IndexEntry, ShardEntry, SplitEntry
-from shardio.format.layout import SampleShape, index_dtype, index_nbytes, pixels_row
+from shardio.format.layout import HEADER_NBYTES, SampleShape, index_dtype, pixels_row
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest
 from shardio.kernels.rowcopy import Windows
@@ -394,7 +394,7 @@ def promise(out: Path, shape: SampleShape, counts: Sequence[int]) -> None:
     total = sum(counts)
     split = SplitEntry(
         num_samples=total,
-        index=IndexEntry("train-index.npy", index_nbytes(total, 4), "0" * 64, 4),
+        index=IndexEntry("train-index.npy", HEADER_NBYTES + total * index_dtype(4).itemsize, "0" * 64, 4),
         shards=tuple(
             ShardEntry(f"train-{n:05d}.npy", pixels_row(shape).file_nbytes(count), "0" * 64, count, pixels_row(shape))
             for n, count in enumerate(counts)
