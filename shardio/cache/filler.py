@@ -72,6 +72,8 @@ class CopyFiller:
     on_message: Callable[[str], object] = lambda text: None
     evicted: list[CachedCopy] = field(default_factory=list, init=False)
     """The copies that were evicted to make room."""
+    copied: list[FileEntry] = field(default_factory=list, init=False)
+    """The files that this filler has copied; whole and durable."""
     linked: list[FileEntry] = field(default_factory=list, init=False)
     """The files that were linked from other copies, and verified."""
 
@@ -81,8 +83,6 @@ class CopyFiller:
         """All files of the set except the manifest, in the order in which they are copied."""
         self._cache = Cache(self.lease.path.parent)
         self._copier = FileCopier(self.storage, self.workers, "shardio-stage", self.on_progress, stop=self.stop)
-        self.copied = self._copier.copied
-        """The files that this filler has copied; whole and durable."""
         if self.meeting is not None:
             self.meeting.stop = self.stop
         self._known: KnownFiles = {}

@@ -69,13 +69,14 @@ def _next_view(out: object, split: str, samples: Sequence[int]) -> str:
 
 def _chunks(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> Iterator[tuple[str, Any]]:
     """Yields (split, records) for chunks of the found samples. A record is (number, label, key) of a sample."""
-    from shardio.sets.index import labels_of
+    from shardio.format.layout import has_label
 
     for (split, index), samples in zip(indexed.splits.items(), found, strict=True):
         for first in range(0, len(samples), _CHUNK):
             some = samples[first : first + _CHUNK]
             rows = index[some]
-            yield split, zip(some.tolist(), labels_of(rows), rows["key"].tolist(), strict=True)
+            labels = rows["label"].tolist() if has_label(rows.dtype) else [None] * len(rows)
+            yield split, zip(some.tolist(), labels, rows["key"].tolist(), strict=True)
 
 
 def _print_lines(out: str, indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:

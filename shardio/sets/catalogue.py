@@ -6,7 +6,6 @@ import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Literal, TypeVar
 
 from shardio.errors import FormatError, SetNotFoundError
@@ -14,7 +13,7 @@ from shardio.format.layout import WORK_FOLDER, SampleShape
 from shardio.sets.names import is_url, join_place, resolve, shown
 from shardio.sets.new_folder import LeftOver, find_left_overs
 from shardio.sets.storage import open_storage
-from shardio.system.threads import ThreadPool
+from shardio.system.threads import Flag, ThreadPool
 
 # Reading a manifest is waiting for a server, mostly.
 _NUM_THREADS = 16
@@ -62,20 +61,18 @@ def list_sets(roots: Sequence[str]) -> list[RootContent]:
 
     If a root cannot be read, its result has no sets, and the reason as its `problem`.
     """
-    roots = [resolve(root) for root in roots]
-    found = _map(_look_into, roots)
-    silent: set[str] = set()
-    children = [(root, name) for root, (names, _, _) in zip(roots, found, strict=True) for name in names]
-    entries = iter(_map(lambda child: _look_at(*child, silent), children))
-    return [
-        RootContent(
-            root=shown(root),
-            sets=tuple(entry for entry in islice(entries, len(names)) if entry is not None),
-            problem=problem,
-            left_overs=left_overs,
-        )
-        for root, (names, problem, left_overs) in zip(roots, found, strict=True)
-    ]
+    return [_list(resolve(root)) for root in roots]
+
+
+def _list(root: str) -> RootContent:
+    try:
+        names = open_storage(root).list_folders()
+        left_overs = () if is_url(root) else tuple(find_left_overs(root))
+    except (OSError, ValueError) as error:
+        return RootContent(shown(root), (), str(error))
+    is_silent = Flag()
+    entries = _map(lambda name: _look_at(root, name, is_silent), names)
+    return RootContent(shown(root), tuple(entry for entry in entries if entry is not None), left_overs=left_overs)
 
 
 def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
@@ -89,23 +86,14 @@ def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
         del pool  # which ends it; an error that is kept would keep it
 
 
-def _look_into(root: str) -> tuple[list[str], str, tuple[LeftOver, ...]]:
-    """Returns (names of the folders in the root, problem, left-overs); see RootContent for the last two."""
-    try:
-        names = open_storage(root).list_folders()
-        return names, "", () if is_url(root) else tuple(find_left_overs(root))
-    except (OSError, ValueError) as error:
-        return [], str(error), ()
-
-
-def _look_at(root: str, name: str, silent: set[str]) -> CatalogueEntry | None:
+def _look_at(root: str, name: str, is_silent: Flag) -> CatalogueEntry | None:
     """Returns the entry of the folder `name` in a root; None if the folder is not a set.
 
-    `silent` has the roots whose servers did not answer within the time limit. A timeout here adds the root.
+    `is_silent` is set once the root's server has not answered within the time limit. Nothing is read after that.
     """
     place = join_place(root, name)
     path = shown(place)
-    if root in silent:
+    if is_silent.is_set():
         return CatalogueEntry(name, path, "unreadable", "not read: the server did not answer in time for another set")
     try:
         storage = open_storage(place)
@@ -119,7 +107,7 @@ def _look_at(root: str, name: str, silent: set[str]) -> CatalogueEntry | None:
         return CatalogueEntry(name, path, "damaged", str(error))
     except OSError as error:
         if error.errno == errno.ETIMEDOUT:
-            silent.add(root)
+            is_silent.set()
         return CatalogueEntry(name, path, "unreadable", str(error))
     state: State = "damaged" if fault else "published"
     num_samples = {split: content.num_samples for split, content in manifest.splits.items()}

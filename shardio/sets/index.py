@@ -6,10 +6,9 @@ Also computes the counts that commands print.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, RowsEntry, ShardEntry, SplitEntry
-from shardio.format.layout import HEADER_NBYTES, has_label
+from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
 from shardio.format.opening import check_header, check_sha256
@@ -35,14 +34,12 @@ class IndexedSet:
     manifest: Manifest
     splits: Mapping[str, NDArray[np.void]]
     """The index of each split, one row per sample."""
-    found: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
-    """The indices of the selected samples of each split; empty without a selection."""
+    found: Mapping[str, NDArray[np.int64]]
+    """The indices of the selected samples of each split."""
 
 
-def read_indexes(
-    place: str | os.PathLike[str], splits: Sequence[str] = (), selection: Selection | None = None
-) -> IndexedSet:
-    """Returns the indexes of `splits`, by default all splits, and the samples that `selection` selects.
+def read_indexes(place: str, splits: Sequence[str], selection: Selection) -> IndexedSet:
+    """Returns the indexes of `splits`, or of all splits if empty, and the samples that `selection` selects.
 
     Raises SetNotFoundError if the set or a split does not exist, FormatError or OSError if a file cannot be read.
     """
@@ -52,10 +49,10 @@ def read_indexes(
             check_split(storage.name, manifest, name)
         chosen = [name for name in manifest.splits if not splits or name in splits]
         indexes = {name: read_index(storage, manifest, name) for name in chosen}
-        found = {}
-        if selection is not None:
-            for name, rows in indexes.items():
-                found[name] = selection.samples(rows, manifest, numbers_of(storage, manifest.splits[name]))
+        found = {
+            name: selection.samples(rows, manifest, numbers_of(storage, manifest.splits[name]))
+            for name, rows in indexes.items()
+        }
         return IndexedSet(storage.name, manifest, indexes, found)
 
 
@@ -69,12 +66,6 @@ def read_index(storage: Storage, manifest: Manifest, split: str) -> NDArray[np.v
     if manifest.classes and entry.has_label:
         check_range(rows["label"], len(manifest.classes), "a label", storage.path_of(entry))
     return rows
-
-
-def labels_of(rows: NDArray[np.void]) -> list[int | None]:
-    """Returns the label of each row of an index; None for every row if the index has no labels."""
-    labels: list[int | None] = rows["label"].tolist() if has_label(rows.dtype) else [None] * len(rows)
-    return labels
 
 
 def numbers_of(storage: Storage, split: SplitEntry) -> Numbers:

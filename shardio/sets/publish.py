@@ -103,9 +103,7 @@ def publish(
             ) from None
         with contextlib.suppress(OSError):  # other files in it stay
             source.rmdir()
-    return PublishReport(
-        str(target), manifest.digest, len(names), manifest.nbytes, renamed, _readable_by(target, names)
-    )
+    return PublishReport(str(target), manifest.digest, len(names), manifest.nbytes, renamed, _readable_by(target))
 
 
 def _can_be_renamed(source: Path, root: Path) -> bool:
@@ -152,9 +150,8 @@ def _make_movable(source: Path, names: list[str], folder: FolderHandle, file: At
     return True
 
 
-def _readable_by(folder: Path, names: list[str]) -> ReadableBy:
-    modes = [(folder / name).stat().st_mode for name in names]
-    whole = stat.S_IMODE(folder.stat().st_mode)
-    if all(mode & stat.S_IROTH for mode in modes) and whole & 0o5 == 0o5:
+def _readable_by(folder: Path) -> ReadableBy:
+    mode, file_mode = folder.stat().st_mode, (folder / MANIFEST_NAME).stat().st_mode  # all files have this mode
+    if mode & 0o5 == 0o5 and file_mode & stat.S_IROTH:
         return "all"
-    return "group" if all(mode & stat.S_IRGRP for mode in modes) and whole & 0o50 == 0o50 else "owner"
+    return "group" if mode & 0o50 == 0o50 and file_mode & stat.S_IRGRP else "owner"

@@ -131,8 +131,6 @@ class FileCopier:
     on_progress: Callable[[int, int], None] | None = None
     total: int = 0
     stop: Flag = field(default_factory=Flag)
-    copied: list[FileEntry] = field(default_factory=list, init=False)
-    """The files that have been copied so far, complete and durable."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -198,7 +196,6 @@ class FileCopier:
                     found = self._pour(self.storage.read_into, entry, write)
                 if found == entry.sha256:
                     file.commit()
-                    self.copied.append(entry)
                     return
             self.count(-entry.nbytes)
         raise self.damaged(entry, found)
