@@ -38,11 +38,11 @@ def set_with_arrays(num_samples: int, size: int) -> Path:
     rng = np.random.default_rng(0)
     arrays = {}
     for name, row in ROWS.items():
-        with ArrayWriter(out, "train", name, "array", row, 1 << 30) as writer:
-            for start in range(0, num_samples, 1000):
-                count = min(1000, num_samples - start)
-                writer.append(rng.standard_normal((count, *row.shape), np.float32).astype(row.dtype))
-            arrays[name] = writer.finish()
+        writer = ArrayWriter(out, "train", name, "array", row, 1 << 30)
+        for start in range(0, num_samples, 1000):
+            count = min(1000, num_samples - start)
+            writer.append(rng.standard_normal((count, *row.shape), np.float32).astype(row.dtype))
+        arrays[name] = writer.finish()
     commit_manifest(out, replace(manifest, splits={"train": replace(content, arrays=arrays)}))
     return out
 

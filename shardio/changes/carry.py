@@ -1,8 +1,8 @@
 """Makes a draft from an old set, and the folder of a new set from a draft, whole or not at all.
 
-Old indexes and orders are compared with their checksums. Unchanged files become hard links; where a link is
-impossible, they are cloned or copied. Indexes, orders and new arrays are written, and last the manifest. Then a rename
-makes the set appear.
+Old indexes, orders and checksums are compared with their sha256. Shards and unchanged indexes become hard links; a
+shard that cannot be linked is cloned or copied. Everything else is written, and last the manifest. Then a rename makes
+the set appear.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ from shardio.format.layout import (
     HEADER_NBYTES,
     ORDER_ROW,
     REJECTS_NAME,
-    array_crc32_name,
     array_shard_name,
     index_name,
     shard_name,
@@ -242,7 +241,7 @@ class _Maker:
     # --- files that stay ----------------------------------------------------------------------------------------------
 
     def _keep_split(self, name: str, split: SplitDraft) -> SplitEntry:
-        """Adds a split's unchanged shards and arrays to the new set. Returns its entry, without index and orders."""
+        """Adds a split's shards, of pixels and of arrays, to the new set. Returns its entry, without any tables."""
         orders = self._orders[name] = []
         pixels = split.pixels.kept()
         shards = [replace(held.entry, file=shard_name(name, i)) for i, held in enumerate(pixels.shards)]
@@ -259,12 +258,8 @@ class _Maker:
             file = array_shard_name(split, name, None if draft.row.is_small and len(kept.shards) == 1 else i)
             shards.append(replace(held.entry, file=file))
             self._keep(held, shards[-1])
-        crc32 = Crc32Entry(array_crc32_name(split, name), 0, "")
-        if kept.rows is None and len(draft.stored.crc32s) == 1:  # one file has the checksums of exactly these rows
-            (held_crc32,) = draft.stored.crc32s
-            crc32 = replace(held_crc32.entry, file=crc32.file)
-            self._keep(held_crc32, crc32)
-        return ArrayEntry(draft.kind, draft.row, tuple(shards), crc32, number_of(kept.order, orders))
+        number = number_of(kept.order, orders)
+        return ArrayEntry(draft.kind, draft.row, tuple(shards), Crc32Entry("", 0, ""), number)
 
     def _keep(self, held: OldFile[FileEntry], entry: FileEntry) -> None:
         """Adds `entry`, with the bytes of `held`, to the new set: as a link or clone, or later as a copy."""
@@ -294,8 +289,10 @@ class _Maker:
         for name, split in self._draft.splits.items():
             self.room.written_nbytes += HEADER_NBYTES + split.rows.nbytes
             self.room.written_nbytes += len(self._orders[name]) * ORDER_ROW.file_nbytes(len(split))
-            for array in split.given.values():
-                self.room.written_nbytes += array.row.file_nbytes(len(split)) + CRC32_ROW.file_nbytes(len(split))
+            for draft in split.arrays.values():
+                self.room.written_nbytes += CRC32_ROW.file_nbytes(draft.stored.num_rows)
+            for given in split.given.values():
+                self.room.written_nbytes += given.row.file_nbytes(len(split)) + CRC32_ROW.file_nbytes(len(split))
         if self.room.needed_nbytes > (free := shutil.disk_usage(self._folder.path).free):
             raise SpaceError(
                 f"{self._folder.path.parent}: expected {self.room.needed_nbytes:,} bytes of free space, found {free:,} "
@@ -319,7 +316,10 @@ class _Maker:
             index=self._index(name, split),
             orders=tuple(write_order(self._folder, name, number, order) for number, order in enumerate(orders)),
             arrays={
-                **{array: self._with_crc32s(name, array, split, made) for array, made in entry.arrays.items()},
+                **{
+                    array: replace(kept, crc32=self._write_crc32s(name, array, split.arrays[array].stored))
+                    for array, kept in entry.arrays.items()
+                },
                 **{array: self._write_array(name, array, len(split), given) for array, given in split.given.items()},
             },
         )
@@ -329,37 +329,32 @@ class _Maker:
             return write_index(self._folder, name, split.rows)
         return replace(split.index.entry, file=index_name(name))
 
-    def _with_crc32s(self, split: str, name: str, draft: SplitDraft, entry: ArrayEntry) -> ArrayEntry:
-        if entry.crc32.nbytes:
-            return entry
-        stored = draft.arrays[name].stored
+    def _write_crc32s(self, split: str, array: str, stored: StoredRows) -> Crc32Entry:
         numbers = np.concatenate([read_rows(FolderStorage(held.folder), held.entry) for held in stored.crc32s])
         rows = stored.kept().rows
-        return replace(entry, crc32=write_crc32s(self._folder, split, name, numbers if rows is None else numbers[rows]))
+        return write_crc32s(self._folder, split, array, numbers if rows is None else numbers[rows])
 
     def _write_array(self, split: str, name: str, num_samples: int, given: GivenArray) -> ArrayEntry:
-        with ArrayWriter(self._folder, split, name, given.kind, given.row, ARRAY_SHARD_NBYTES) as writer:
-            written = 0
-            for block in given.blocks:
-                written += len(block)
-                if written > num_samples:
-                    break
-                writer.append(block)
-            if written != num_samples:
-                found = f"{written:,}" if written < num_samples else "more"
-                raise ConvertError(
-                    f"array {name!r}: expected {num_samples:,} rows, as split {split!r} has samples, found {found} rows"
-                )
-            return writer.finish()
+        writer = ArrayWriter(self._folder, split, name, given.kind, given.row, ARRAY_SHARD_NBYTES)
+        written = 0
+        for block in given.blocks:
+            written += len(block)
+            if written > num_samples:
+                break
+            writer.append(block)
+        if written != num_samples:
+            found = f"{written:,}" if written < num_samples else "more"
+            raise ConvertError(
+                f"array {name!r}: expected {num_samples:,} rows, as split {split!r} has samples, found {found} rows"
+            )
+        return writer.finish()
 
     def _rejects(self) -> RejectsEntry | None:
         held = self._draft.rejects
         if not held:
             return None
         data = b"".join(read_checked(FolderStorage(one.folder), one.entry).tobytes() for one in held)
-        path = self._folder / REJECTS_NAME
-        if len(held) != 1 or not self._link(held[0], path):
-            write_atomic(path, data)
+        write_atomic(self._folder / REJECTS_NAME, data)
         num_rejects = sum(one.entry.num_rejects for one in held)
         return RejectsEntry(REJECTS_NAME, len(data), hashlib.sha256(data).hexdigest(), num_rejects)
 

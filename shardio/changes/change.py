@@ -241,13 +241,10 @@ def _blocks(values: NDArray[Any] | ArrayFile, row: RowType, order: NDArray[np.in
         yield values[start : start + count] if order is None else values[order[start : start + count]]
 
 
-def _checked(where: str, blocks: Iterable[object], row: RowType) -> Iterator[NDArray[Any]]:
+def _checked(where: str, blocks: Iterable[NDArray[Any]], row: RowType) -> Iterator[NDArray[Any]]:
     for block in blocks:
-        if not isinstance(block, np.ndarray) or block.ndim == 0 or _row_type(where, block) != row:
-            found = f"{block.dtype} {block.shape[1:]}" if isinstance(block, np.ndarray) else type(block).__name__
-            raise SourceError(
-                f"{where}: expected only rows of {row.dtype} {row.shape}, as in the first block, found {found}"
-            )
+        if (found := _row_type(where, block)) != row:
+            raise SourceError(f"{where}: expected only rows of {row}, as in the first block, found {found}")
         if wrong := find_wrong_bool(block):
             raise SourceError(f"{where}: {wrong}")
         yield block

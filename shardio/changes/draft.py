@@ -183,27 +183,26 @@ class Draft:
     rejects: tuple[OldFile[RejectsEntry], ...]
     """The rejects.jsonl files of the old sets. The rejects.jsonl of the new set has the lines of all these files."""
 
-    def with_classes(self, classes: Sequence[str], numbers: NDArray[np.int64]) -> Draft:
-        """Returns a draft with `classes`. Label i becomes numbers[i], which is -1 if no sample has the label i."""
-        names = dict(zip(self.classes, self.class_names, strict=False))
-        return replace(
-            self,
-            classes=tuple(classes),
-            class_names=tuple(names.get(name, name) for name in classes) if names else (),
-            splits={
-                name: split if split.labels is None else split.with_labels(numbers[split.labels])
-                for name, split in self.splits.items()
-            },
-        )
+    def with_classes(self, classes: Sequence[str]) -> Draft:
+        """Returns a draft with exactly `classes`; samples keep the names of their classes, and get their new numbers.
 
-    def without_unused_classes(self) -> Draft:
-        if not self.classes:
-            return self
-        labels = [split.labels for split in self.splits.values() if split.labels is not None]
-        used = np.unique(np.concatenate(labels)) if labels else np.empty(0, np.int64)
-        numbers = np.full(len(self.classes), -1)
-        numbers[used] = np.arange(len(used))
-        return self.with_classes([self.classes[label] for label in used.tolist()], numbers)
+        Raises ConvertError if a sample has another class.
+        """
+        place = {name: number for number, name in enumerate(classes)}
+        numbers = np.array([place.get(name, -1) for name in self.classes], np.int64)
+        splits = dict(self.splits)
+        for name, split in self.splits.items():
+            if (labels := split.labels) is None:
+                continue
+            if (lost := labels[numbers[labels] < 0]).size:
+                raise ConvertError(
+                    f"split {name!r}: {lost.size:,} samples have classes that are not listed, such as "
+                    f"{self.classes[int(lost[0])]!r}: list their classes, give them other labels, or drop them"
+                )
+            splits[name] = split.with_labels(numbers[labels])
+        names = dict(zip(self.classes, self.class_names, strict=False))
+        class_names = tuple(names.get(name, name) for name in classes) if names else ()
+        return replace(self, classes=tuple(classes), class_names=class_names, splits=splits)
 
 
 def check_arrays(draft: Draft) -> None:

@@ -17,7 +17,7 @@ from shardio.changes.draft import Draft
 from shardio.errors import ConvertError, SourceError
 from shardio.format.layout import MAX_CLASSES
 from shardio.format.parse import check_text, first_repeated
-from shardio.sets.given import as_key, hash_of, open_parquet, read_table, show_key, some_keys
+from shardio.sets.given import as_key, hash_of, open_parquet, read_batches, show_key, some_keys
 from shardio.sets.selection import describe_unknown, find_labels
 from shardio.system.opening import open_untrusted
 
@@ -80,9 +80,11 @@ def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes:
             "Give the keys of the index: paths relative to the converted folder"
         )
     result = replace(known, splits=made)
-    if classes == "used":
-        return result.without_unused_classes()
-    return result if classes in (None, "new") else _with_classes(result, classes)
+    if classes == "used" and result.classes:
+        labels = [split.labels for split in made.values() if split.labels is not None]
+        used = np.unique(np.concatenate(labels)).tolist() if labels else []
+        classes = [result.classes[label] for label in used]
+    return result if classes is None or isinstance(classes, str) else result.with_classes(classes)
 
 
 def read_labels(labels: Labels) -> Assignment:
@@ -136,15 +138,17 @@ def _csv_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]
 def _parquet_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]:
     with open_parquet(path) as file:
         names = file.schema_arrow.names
-        at = _column(path, names, _KEY_COLUMNS), _column(path, names, _LABEL_COLUMNS)
-        table = read_table(path, file, [names[number] for number in at])
-        given = _values(path, table.column(names[at[0]]), "(large_)?(string|binary)", "keys as text")
-        labels = _values(path, table.column(names[at[1]]), "(large_)?string|u?int.*", "labels as text or integers")
-        keys, labels = given.cast("binary").to_pylist(), labels.to_pylist()
-    for number, (key, label) in enumerate(zip(keys, labels, strict=True)):
-        if key is None or label is None:
-            raise SourceError(f"{path}, row {number}: expected a key and a label, found an empty cell")
-        yield f"row {number}", key, label
+        wanted = [names[_column(path, names, choices)] for choices in (_KEY_COLUMNS, _LABEL_COLUMNS)]
+        number = 0
+        for batch in read_batches(path, file, wanted):
+            keys, labels = map(batch.column, wanted)
+            keys = _values(path, keys, "(large_)?(string|binary)", "keys as text").cast("binary")
+            labels = _values(path, labels, "(large_)?string|u?int.*", "labels as text or integers")
+            for key, label in zip(keys.to_pylist(), labels.to_pylist(), strict=True):
+                if key is None or label is None:
+                    raise SourceError(f"{path}, row {number}: expected a key and a label, found an empty cell")
+                yield f"row {number}", key, label
+                number += 1
 
 
 def _values(path: Path, column: Any, kinds: str, expected: str) -> Any:
@@ -196,16 +200,3 @@ def _number(draft: Draft, key: bytes, label: str | int, where: str) -> int:
         f'{where}: {show_key(key)}: {describe_unknown(draft, label)} (`--classes new`, from Python `classes="new"`, '
         "adds new classes)"
     )
-
-
-def _with_classes(draft: Draft, classes: Sequence[str]) -> Draft:
-    """Returns a draft with exactly `classes`. Raises ConvertError if a sample has another class."""
-    place = {name: number for number, name in enumerate(classes)}
-    numbers = np.array([place.get(name, -1) for name in draft.classes])
-    for name, split in draft.splits.items():
-        if split.labels is not None and (lost := split.labels[numbers[split.labels] < 0]).size:
-            raise ConvertError(
-                f"split {name!r}: {lost.size:,} samples have classes that are not listed, such as "
-                f"{draft.classes[int(lost[0])]!r}: list their classes, give them other labels, or drop them"
-            )
-    return draft.with_classes(classes, numbers)

@@ -58,21 +58,14 @@ def _with_one_list_of_classes(drafts: Sequence[Draft], names: Sequence[str]) -> 
     for draft, name in zip(drafts, names, strict=True):
         if not draft.classes:
             raise ConvertError(f"{name}: this set has no class names, but another set has: convert one of them again")
-    number = {name: i for i, name in enumerate(dict.fromkeys(one for draft in drafts for one in draft.classes))}
-    if len(number) > MAX_CLASSES:
-        raise ConvertError(f"expected at most {MAX_CLASSES:,} classes, found {len(number):,} classes in all sets")
+    classes = list(dict.fromkeys(name for draft in drafts for name in draft.classes))
+    if len(classes) > MAX_CLASSES:
+        raise ConvertError(f"expected at most {MAX_CLASSES:,} classes, found {len(classes):,} classes in all sets")
     called: dict[str, str] = {}
-    for draft in drafts:
-        for name, people in zip(draft.classes, draft.class_names, strict=False):
-            called.setdefault(name, people)
-    class_names = tuple(called.get(name, name) for name in number) if called else ()
-    return [
-        replace(
-            draft.with_classes(tuple(number), np.array([number[name] for name in draft.classes])),
-            class_names=class_names,
-        )
-        for draft in drafts
-    ]
+    for draft in reversed(drafts):  # the name in the first set that has one wins
+        called |= zip(draft.classes, draft.class_names, strict=False)
+    class_names = tuple(called.get(name, name) for name in classes) if called else ()
+    return [replace(draft.with_classes(classes), class_names=class_names) for draft in drafts]
 
 
 def _merge_split(
@@ -138,12 +131,14 @@ def _check_same_images(drafts: Sequence[Draft], names: Sequence[str]) -> None:
     """Raises ConvertError if a sample of one set has the pixels of a sample of another."""
     if (sample_shape := drafts[0].sample_shape) is None:
         return
-    samples = _Samples(drafts, pixels_row(sample_shape, drafts[0].pixels).nbytes)
-    pairs = sorted(islice(samples.same(), _MOST_COMPARED))
+    splits = [(source, split) for source, draft in enumerate(drafts) for split in draft.splits.values()]
+    nbytes = pixels_row(sample_shape, drafts[0].pixels).nbytes
+    pairs = sorted(islice(_equal_samples(splits, nbytes), _MOST_COMPARED))
     if not pairs:
         return
-    first = " equals ".join(f"{show_key(key)} of {names[source]}" for source, key in map(samples.name, pairs[0]))
-    rest = [samples.name(number)[1] for number, _ in pairs[1:]]
+    found = [[(splits[place][1].rows["key"][sample], splits[place][0]) for place, sample in pair] for pair in pairs]
+    first = " equals ".join(f"{show_key(key)} of {names[source]}" for key, source in found[0])
+    rest = [key for (key, _), _ in found[1:]]
     more = " or more" if len(pairs) == _MOST_COMPARED else ""
     raise ConvertError(
         f"{len(pairs):,} images{more} are in two of the sets: {first}"
@@ -153,52 +148,36 @@ def _check_same_images(drafts: Sequence[Draft], names: Sequence[str]) -> None:
     )
 
 
-class _Samples:
-    """All samples of several sets, numbered from 0 through all sets in order."""
+def _equal_samples(
+    splits: Sequence[tuple[int, SplitDraft]], nbytes: int
+) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Yields pairs of samples with the same pixels, of `nbytes` bytes: (a sample, a sample of an earlier set).
 
-    def __init__(self, drafts: Sequence[Draft], nbytes: int) -> None:
-        self._splits = [(source, split) for source, draft in enumerate(drafts) for split in draft.splits.values()]
-        self._starts = np.cumsum([0, *(len(split) for _, split in self._splits)])
-        self._nbytes = nbytes
-        self._storages: dict[Path, FolderStorage] = {}
-
-    def name(self, number: int) -> tuple[int, bytes]:
-        """Returns (number of the sample's set, key of the sample)."""
-        source, split, sample = self._locate(number)
-        return source, split.rows["key"][sample]
-
-    def _locate(self, number: int) -> tuple[int, SplitDraft, int]:
-        place = int(np.searchsorted(self._starts, number, "right")) - 1
-        source, split = self._splits[place]
-        return source, split, number - int(self._starts[place])
-
-    def same(self) -> Iterator[tuple[int, int]]:
-        """Yields pairs of samples with the same pixels: (a sample, a sample of an earlier set).
-
-        Reads the pixels only of samples with the same checksum and source size.
-        """
-        names = ("source_width", "source_height", "crc32")
-        columns = [np.concatenate([split.rows[name] for _, split in self._splits]) for name in names]
-        order = np.lexsort(columns)  # which leaves equal ones in their order
-        firsts = np.ones(len(order) + 1, np.bool_)
-        firsts[1:-1] = np.any([column[order[1:]] != column[order[:-1]] for column in columns], axis=0)
-        bounds = np.flatnonzero(firsts)
-        sources = np.repeat(np.array([source for source, _ in self._splits]), np.diff(self._starts))
-        in_several = sources[order[bounds[:-1]]] != sources[order[bounds[1:] - 1]]
-        for start, stop in zip(bounds[:-1][in_several].tolist(), bounds[1:][in_several].tolist(), strict=True):
-            seen: dict[bytes, int] = {}
-            for number in order[start:stop].tolist():
-                first = seen.setdefault(self._hash(number), number)
-                if sources[first] != sources[number]:
-                    yield number, first
-
-    def _hash(self, number: int) -> bytes:
-        _, split, sample = self._locate(number)
-        shard, row = split.pixels.locate(sample)
-        storage = self._storages.setdefault(shard.folder, FolderStorage(shard.folder))
-        pixels = memoryview(bytearray(self._nbytes))
-        storage.read_into(shard.entry, HEADER_NBYTES + row * self._nbytes, pixels)
-        return hashlib.sha256(pixels).digest()
+    `splits` are (number of the set, split), and a sample is (its place in `splits`, its number in the split). Reads the
+    pixels only of samples with the same checksum and source size.
+    """
+    names = ("source_width", "source_height", "crc32")
+    columns = [np.concatenate([split.rows[name] for _, split in splits]) for name in names]
+    order = np.lexsort(columns)  # which leaves equal ones in their order
+    firsts = np.ones(len(order) + 1, np.bool_)
+    firsts[1:-1] = np.any([column[order[1:]] != column[order[:-1]] for column in columns], axis=0)
+    bounds = np.flatnonzero(firsts)
+    lengths = [len(split) for _, split in splits]
+    places = np.repeat(np.arange(len(splits)), lengths)[order]
+    samples = order - np.cumsum([0, *lengths])[places]
+    sources = np.array([source for source, _ in splits])[places]
+    in_several = sources[bounds[:-1]] != sources[bounds[1:] - 1]
+    storages: dict[Path, FolderStorage] = {}
+    for start, stop in zip(bounds[:-1][in_several].tolist(), bounds[1:][in_several].tolist(), strict=True):
+        seen: dict[bytes, tuple[int, int]] = {}
+        for place, sample in zip(places[start:stop].tolist(), samples[start:stop].tolist(), strict=True):
+            shard, row = splits[place][1].pixels.locate(sample)
+            storage = storages.setdefault(shard.folder, FolderStorage(shard.folder))
+            pixels = memoryview(bytearray(nbytes))
+            storage.read_into(shard.entry, HEADER_NBYTES + row * nbytes, pixels)
+            first = seen.setdefault(hashlib.sha256(pixels).digest(), (place, sample))
+            if splits[first[0]][0] != splits[place][0]:
+                yield (place, sample), first
 
 
 def merge(

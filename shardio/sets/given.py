@@ -244,16 +244,11 @@ def open_parquet(path: Path) -> Iterator[Any]:
         raise SourceError(f"{path}: damaged, or no parquet file: {first_line}") from None
 
 
-def read_table(path: Path, file: Any, columns: Sequence[str]) -> Any:
-    """Returns the `columns` of a parquet file as a pyarrow.Table. `file` comes from `open_parquet(path)`."""
-    import pyarrow
-
-    batches = list(read_batches(path, file, columns))
-    return pyarrow.Table.from_batches(batches, pyarrow.schema([file.schema_arrow.field(name) for name in columns]))
-
-
 def read_batches(path: Path, file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """Yields the rows of `columns`, by default of all. Raises SourceError if they are far more than the file."""
+    """Yields the rows of `columns`, by default of all, as pyarrow.RecordBatches. `file` is from `open_parquet(path)`.
+
+    Raises SourceError if the values are far more than the file.
+    """
     nbytes = 0
     for group in range(file.num_row_groups):
         for batch in read_group(path, file, group, columns, 1 << 16):

@@ -81,11 +81,10 @@ def crc32s_of(values: NDArray[Any]) -> NDArray[np.uint32]:
 
 
 @dataclass(eq=False)
-class ArrayWriter(contextlib.AbstractContextManager["ArrayWriter"]):
+class ArrayWriter:
     """Writes the values of an array for the samples of a split, in order, to files of at most `shard_nbytes` bytes.
 
-    A small array gets a single file, of any size. Each file appears when it is complete. Leaving the `with` block
-    without `finish` removes the files. Not thread safe.
+    A small array gets a single file, of any size. Each file appears when it is complete. Not thread safe.
     """
 
     folder: Path | FolderHandle
@@ -101,19 +100,9 @@ class ArrayWriter(contextlib.AbstractContextManager["ArrayWriter"]):
         self._file: RowsFile | None = None
         self._shards: list[ShardEntry] = []
         self._crc32s: list[int] = []
-        self._finished = False
 
     def append(self, values: NDArray[Any]) -> None:
-        """Writes the values of the next n samples, (n, *row shape), in the array's dtype.
-
-        Raises ValueError if their shape or dtype differs.
-        """
-        dtype = np.dtype(self.row.dtype)
-        if values.dtype != dtype or values.shape[1:] != self.row.shape:
-            raise ValueError(
-                f"array {self.name!r}: expected values of {dtype}, shape {self.row.shape}, found values of "
-                f"{values.dtype}, shape {values.shape[1:]}"
-            )
+        """Writes the values of the next n samples, (n, *row.shape), in the dtype of `row`: unchecked."""
         rows = _as_bytes(values)
         self._crc32s += map(crc32, rows)
         while len(rows):
@@ -134,20 +123,10 @@ class ArrayWriter(contextlib.AbstractContextManager["ArrayWriter"]):
                 file.commit()
 
     def finish(self) -> ArrayEntry:
-        """Writes the last values and the checksums. Returns the array's entry for the manifest.
-
-        Raises ValueError if no value was appended.
-        """
+        """Writes the last values and the checksums. Returns the array's entry for the manifest."""
         self._finish_file()
-        if not self._shards:
-            raise ValueError(f"array {self.name!r}: expected at least one value, found none")
         entry = write_crc32s(self.folder, self.split, self.name, np.array(self._crc32s, np.uint32))
-        self._finished = True
         return ArrayEntry(self.kind, self.row, tuple(self._shards), entry)
-
-    def __exit__(self, *_: object) -> None:
-        if not self._finished:
-            self.discard()
 
     def discard(self) -> None:
         """Removes the array's files, also finished files. May be called again."""
@@ -162,7 +141,10 @@ class ArrayWriter(contextlib.AbstractContextManager["ArrayWriter"]):
 
 
 class RowsFile(AtomicFile):
-    """A file that is written row by row, in order, and hashed meanwhile; again if it has fewer rows than `expected`."""
+    """A file that is written row by row, in order, and hashed meanwhile.
+
+    Its header is written first, for `expected` rows. With another number of rows, `seal` corrects it, and hashes again.
+    """
 
     def __init__(self, path: Path | FileAt, row: RowType, expected: int) -> None:
         super().__init__(path)

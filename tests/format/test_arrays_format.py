@@ -74,9 +74,9 @@ def write_golden(out: Path) -> Manifest:
     for name, (kind, values) in given.items():
         row = RowType(values.dtype.str, values.shape[1:])
         # Two rows a file at most, unless the array is small.
-        with ArrayWriter(out, "train", name, kind, row, HEADER_NBYTES + 2 * row.nbytes) as array:
-            array.append(values)
-            arrays[name] = replace(array.finish(), order=0 if name in ("mask", "year") else None)
+        array = ArrayWriter(out, "train", name, kind, row, HEADER_NBYTES + 2 * row.nbytes)
+        array.append(values)
+        arrays[name] = replace(array.finish(), order=0 if name in ("mask", "year") else None)
     order = np.array(ORDER)
     train = replace(
         manifest.splits["train"],

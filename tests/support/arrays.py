@@ -24,9 +24,9 @@ def write_array(
 ) -> ArrayEntry:
     """Writes an array of so many values a file at most."""
     row = RowType(values.dtype.str, values.shape[1:])
-    with ArrayWriter(folder, split, name, kind, row, HEADER_NBYTES + most * row.nbytes) as writer:
-        writer.append(values)
-        return writer.finish()
+    writer = ArrayWriter(folder, split, name, kind, row, HEADER_NBYTES + most * row.nbytes)
+    writer.append(values)
+    return writer.finish()
 
 
 def change_split(

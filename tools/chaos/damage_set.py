@@ -158,9 +158,9 @@ def write_set(folder: Path, seed: int, pixels: str = "rgb") -> Contents:
 def _write_array(folder: Path, name: str, kind: ArrayKind, row: RowType, rng: np.random.Generator) -> ArrayEntry:
     num_rows = NUM_STORED if name in ORDERED else len(ORDER)
     values = rng.integers(0, 2 if row.dtype == "|b1" else 256, num_rows * row.nbytes, dtype=np.uint8)
-    with ArrayWriter(folder, "val", name, kind, row, HEADER_NBYTES + ARRAY_ROWS * row.nbytes) as writer:
-        writer.append(values.view(row.dtype).reshape(num_rows, *row.shape))
-        return writer.finish()
+    writer = ArrayWriter(folder, "val", name, kind, row, HEADER_NBYTES + ARRAY_ROWS * row.nbytes)
+    writer.append(values.view(row.dtype).reshape(num_rows, *row.shape))
+    return writer.finish()
 
 
 def _users(num_rows: int, order: NDArray[np.int64] | None) -> list[tuple[int, ...]]:
