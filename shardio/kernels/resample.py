@@ -56,14 +56,8 @@ class Planes:
         return cls(memory.reshape(-1), windows, channels, ends - nbytes, halved=halved)
 
     @classmethod
-    def of_images(cls, images: NDArray[np.uint8], halved: bool = False) -> Planes:
-        """Returns the planes of whole images, uint8 (B, height, width, channels), C-contiguous.
-
-        Halved images are (B, height * 3 / 2, width).
-        """
-        if halved:
-            count, lines, width = images.shape
-            return cls.packed(images, Windows.whole(count, lines * 2 // 3, width), 3, halved)
+    def of_images(cls, images: NDArray[np.uint8]) -> Planes:
+        """Returns the planes of whole images, uint8 (B, height, width, channels), C-contiguous."""
         return cls.packed(images, Windows.whole(*images.shape[:3]), images.shape[3])
 
     @classmethod
@@ -78,20 +72,12 @@ class Planes:
         """Returns the planes of windows[i] in image rows[numbers[i]].
 
         `shape` is the (height, width, channels) of an image. `rows` is uint8 (n, their product), C-contiguous. With
-        `halved`, rows are half as long. Raises ValueError if the windows of halved images are not whole images.
+        `halved`, rows are half as long, and windows must be whole images.
         """
-        height, width, channels = shape
-        if halved:
-            if rows.shape[1] * 2 != height * width * 3 or not (windows.sides == (0, 0, height, width)).all():
-                raise ValueError(
-                    f"expected windows that are whole images of {height} x {width} pixels, in rows of "
-                    f"{height * width * 3 // 2} bytes; found rows of {rows.shape[1]} bytes, and the first windows "
-                    f"(top, left, height, width) {windows.sides[:2].tolist()}"
-                )
-            return cls(rows.reshape(-1), windows, channels, numbers * rows.shape[1], halved=True)
-        stride = width * channels
+        _, width, channels = shape
+        stride = 0 if halved else width * channels
         places = numbers * rows.shape[1] + windows.tops * stride + windows.lefts * channels
-        return cls(rows.reshape(-1), windows, channels, places, stride)
+        return cls(rows.reshape(-1), windows, channels, places, stride, halved)
 
     def __len__(self) -> int:
         return len(self.places)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from shardio.kernels import _rowcopy as _native
 
-FORMS: tuple[str, ...] = tuple(filter(None, _native.KERNELS))
-"""The variants of the kernel that this processor can run, such as "avx2". All copy the same bytes."""
+_KERNEL = _native.KERNELS.index(_native.BEST)
+"""The number of the variant that copies: the fastest that this processor can run. All copy the same bytes."""
 Places: TypeAlias = NDArray[np.int64] | None
 """Where each row goes: its index in `out`. None: one after the other."""
 
@@ -98,13 +98,7 @@ class Windows(Rectangles[np.int64]):
                 )
 
 
-def copy_rows(
-    rows: NDArray[np.uint8],
-    numbers: NDArray[np.int64],
-    out: NDArray[np.uint8],
-    form: str = _native.BEST,
-    lines: Places = None,
-) -> int:
+def copy_rows(rows: NDArray[np.uint8], numbers: NDArray[np.int64], out: NDArray[np.uint8], lines: Places = None) -> int:
     """Copies rows: sets out[i] = rows[numbers[i]], or with `lines` out[lines[i]]. Returns how many rows were copied.
 
     `rows` is (n, row_nbytes) and `out` (len(numbers), row_nbytes), both C-contiguous. With `lines`, `out` may have any
@@ -115,18 +109,15 @@ def copy_rows(
     count, nbytes = out.shape
     if rows.shape[1] != nbytes or len(numbers) != (count if lines is None else len(lines)):
         raise ValueError(f"out must have the shape {(len(numbers), rows.shape[1])}; found the shape {out.shape}")
-    if lines is not None:
-        _check_numbers(lines, count)  # products of larger numbers would wrap around
+    if lines is not None and len(lines) and not (lines.min() >= 0 and lines.max() < count):
+        # Products of larger numbers would wrap around.
+        raise IndexError(f"lines must be from 0 to {count - 1}; found {lines.min()} to {lines.max()}")
     how = None, None, None, 0, None if lines is None else _int64(lines * nbytes)
-    return _native.copy(rows, nbytes, _int64(numbers), *how, out, _native.KERNELS.index(form))
+    return _native.copy(rows, nbytes, _int64(numbers), *how, out, _KERNEL)
 
 
 def copy_windows(
-    images: NDArray[np.uint8],
-    numbers: NDArray[np.int64],
-    windows: Windows,
-    out: NDArray[np.uint8],
-    form: str = _native.BEST,
+    images: NDArray[np.uint8], numbers: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]
 ) -> int:
     """Copies windows[i] of image images[numbers[i]] into `out`, for each i. Returns how many windows were copied.
 
@@ -136,29 +127,15 @@ def copy_windows(
     is not inside its image.
     """
     check_bytes(out)
-    num_images, height, width, channels = images.shape
-    if len(windows) != len(numbers):
-        raise ValueError(f"expected {len(numbers)} windows, one for each number; found {len(windows)} windows")
-    _check_numbers(numbers, num_images)
+    _, height, width, channels = images.shape
     windows.check_inside(height, width)
-    nbytes = windows.num_pixels * channels
-    if nbytes.sum() != out.nbytes:
-        raise ValueError(f"out must have {nbytes.sum()} bytes, like all windows together; found {out.nbytes} bytes")
     stride = width * channels
     starts = windows.tops * stride + windows.lefts * channels
-    # The lines of one that is as wide as its image lie side by side.
-    wide = windows.widths == width
-    pieces = np.where(wide, 1, windows.heights)
-    return _native.copy(
-        images,
-        height * stride,
-        _int64(numbers),
-        *(_int64(starts), _int64(pieces), _int64(nbytes // pieces)),
-        stride,
-        None,
-        out,
-        _native.KERNELS.index(form),
-    )
+    # The lines of a window as wide as its image are one piece of memory.
+    pieces = np.where(windows.widths == width, 1, windows.heights)
+    nbytes = windows.num_pixels * channels // pieces
+    spans = _int64(starts), _int64(pieces), _int64(nbytes)
+    return _native.copy(images, height * stride, _int64(numbers), *spans, stride, None, out, _KERNEL)
 
 
 def copy_spans(memory: NDArray[np.uint8], places: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
@@ -170,18 +147,13 @@ def copy_spans(memory: NDArray[np.uint8], places: NDArray[np.int64], out: NDArra
     check_bytes(out)
     ones = np.ones(len(places), np.int64)
     spans = ones - 1, _int64(places), ones, ones * out.shape[1]
-    return _native.copy(memory, memory.nbytes, *spans, 0, None, out, _native.KERNELS.index(_native.BEST))
+    return _native.copy(memory, memory.nbytes, *spans, 0, None, out, _KERNEL)
 
 
 def check_bytes(out: NDArray[np.uint8]) -> None:
     """Raises TypeError unless `out` is uint8: a kernel writes bytes, and would write them over pointers, too."""
     if out.dtype != np.uint8:
         raise TypeError(f"out must be uint8, found {out.dtype}")
-
-
-def _check_numbers(numbers: NDArray[np.int64], count: int) -> None:
-    if len(numbers) and not (numbers.min() >= 0 and numbers.max() < count):
-        raise IndexError(f"numbers must be from 0 to {count - 1}; found {numbers.min()} to {numbers.max()}")
 
 
 def _int64(numbers: NDArray[np.int64]) -> NDArray[np.int64]:

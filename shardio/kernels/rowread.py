@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +10,10 @@ from shardio.kernels.rowcopy import check_bytes
 
 end_with = _native.end_with
 """end_with(flag): this thread begins no further read once flag[0] is set. The caller keeps `flag` while it reads."""
+will_need = _native.will_need
+"""will_need(spans): asks the kernel to read spans of mapped memory ahead. uint64 (n, 2): addresses and bytes."""
+count_resident = _native.count_resident
+"""count_resident(pages, page_nbytes): how many of the pages at these addresses, uint64, are in the page cache."""
 
 
 def read_rows(
@@ -49,14 +50,3 @@ def read_windows(
     """
     check_bytes(out)
     return _native.read_windows(descriptor, windows, stride, alignment, scratch, out, drop_behind)
-
-
-def will_need(spans: NDArray[Any]) -> None:
-    """Asks the operating system to read spans of mapped memory ahead, by madvise(MADV_WILLNEED). `spans`, uint64 (n,
-    2), are addresses and lengths in bytes."""
-    _native.will_need(spans)
-
-
-def count_resident(pages: NDArray[np.uint64]) -> int:
-    """Returns how many pages of mapped memory are in the page cache. `pages`, uint64 (n,), are their addresses."""
-    return _native.count_resident(pages, mmap.PAGESIZE)

@@ -132,7 +132,7 @@ def resident_share(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> float
     that the user neither owns nor may write to, the kernel always reports everything as cached."""
     first, last = _pages_of(rows, numbers)
     pages = ((first + last) // 2).astype(np.uint64) * np.uint64(mmap.PAGESIZE)
-    return rowread.count_resident(pages) / len(numbers)
+    return rowread.count_resident(pages, mmap.PAGESIZE) / len(numbers)
 
 
 def _pages_of(

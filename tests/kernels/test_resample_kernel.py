@@ -117,7 +117,7 @@ for at_the_end, filter, form in itertools.product((False, True), filters, FORMS)
                 if shape in halved:
                     yuv = room((2, shape[0] * 3 // 2, shape[1]), at_the_end)
                     to_yuv420(pixels, yuv, form)
-                    some, rows = [Planes.of_images(yuv, True)], (yuv.reshape(2, -1), *rows[1:], True)
+                    some, rows = [Planes.packed(yuv, packed.windows, 3, True)], (yuv.reshape(2, -1), *rows[1:], True)
                 for planes in (*some, Planes.of_rows(*rows)):
                     resample(planes, axes, np.array([False, True]), out, **how)
                     assert set(out.ravel().tolist()) <= {0, 200}, (shape, size, new, place)

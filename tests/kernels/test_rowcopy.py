@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardio.kernels import _rowcopy, rowcopy
 from shardio.kernels.pixels import run_steps
-from shardio.kernels.rowcopy import FORMS, Windows, copy_rows, copy_spans, copy_windows
+from shardio.kernels.rowcopy import Windows, copy_rows, copy_spans, copy_windows
 from shardio.kernels.rowread import read_rows, read_windows
 
+FORMS = tuple(filter(None, _rowcopy.KERNELS))
 # From here on native kernels store past the caches.
 STREAMED = 4 << 20
 GUARD = 0xA5
@@ -32,25 +34,26 @@ def random_rows(rng: np.random.Generator, count: int, nbytes: int) -> np.ndarray
     return rng.integers(0, 256, (count, nbytes), dtype=np.uint8)
 
 
-@pytest.fixture(params=FORMS)
-def form(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(params=FORMS, autouse=True)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each variant of the kernel that this processor can run."""
+    monkeypatch.setattr(rowcopy, "_KERNEL", _rowcopy.KERNELS.index(request.param))
 
 
-def test_small_rows_of_every_size_and_alignment_are_copied(form: str) -> None:
+def test_small_rows_of_every_size_and_alignment_are_copied() -> None:
     rng = np.random.default_rng(0)
     for nbytes, shift in product([*range(1, 70), 127, 128, 129, 1023, 1024, 1025, 4097], (0, 1, 33, 63)):
         rows = random_rows(rng, 5, nbytes)
         for numbers in ([], [4], [0, 4, 4, 2]):
             out, untouched = fenced((len(numbers), nbytes), shift)
-            copy_rows(rows, np.array(numbers, np.int64), out, form)
+            copy_rows(rows, np.array(numbers, np.int64), out)
             assert np.array_equal(out, rows[numbers] if numbers else out), (nbytes, shift, numbers)
             assert untouched(), (nbytes, shift, numbers)
 
 
 @pytest.mark.parametrize("nbytes", [63, 4097, 150_528, 196_609, STREAMED + 1])
 @pytest.mark.parametrize("shift", [0, 1, 63])
-def test_large_rows_are_copied_one_after_the_other_and_to_lines(nbytes: int, shift: int, form: str) -> None:
+def test_large_rows_are_copied_one_after_the_other_and_to_lines(nbytes: int, shift: int) -> None:
     rng = np.random.default_rng(nbytes + shift)
     rows = random_rows(rng, 4, nbytes)
     numbers = rng.integers(0, 4, max(3, 2 * STREAMED // nbytes))
@@ -60,25 +63,25 @@ def test_large_rows_are_copied_one_after_the_other_and_to_lines(nbytes: int, shi
         assert out.nbytes >= STREAMED
         expected = np.full_like(out, GUARD)
         expected[slice(None) if lines is None else lines] = rows[numbers]
-        assert copy_rows(rows, numbers, out, form, lines) == count
+        assert copy_rows(rows, numbers, out, lines) == count
         assert np.array_equal(out, expected)
         assert untouched()
 
 
-def test_windows_of_every_small_size_and_place_are_copied(form: str) -> None:
+def test_windows_of_every_small_size_and_place_are_copied() -> None:
     rng = np.random.default_rng(1)
     images = rng.integers(0, 256, (3, 4, 5, 3), dtype=np.uint8)
     for h, w in product(range(1, 5), range(1, 6)):
         corners = list(product(range(3), range(4 - h + 1), range(5 - w + 1)))
         numbers, tops, lefts = np.array(corners).T
         out, untouched = fenced((len(corners), h, w, 3), 7)
-        copy_windows(images, numbers, Windows.of_one_size(h, w, tops, lefts), out, form)
+        copy_windows(images, numbers, Windows.of_one_size(h, w, tops, lefts), out)
         for image, (i, top, left) in zip(out, corners, strict=True):
             assert np.array_equal(image, images[i, top : top + h, left : left + w]), (h, w, i, top, left)
         assert untouched()
 
 
-def test_windows_of_several_sizes_are_copied_one_after_the_other(form: str) -> None:
+def test_windows_of_several_sizes_are_copied_one_after_the_other() -> None:
     rng = np.random.default_rng(2)
     for shape, count in (((5, 7, 3), 50), ((256, 300, 4), 80), ((256, 300, 3), 100), ((256, 300, 1), 300)):
         images = rng.integers(0, 256, (6, *shape), dtype=np.uint8)
@@ -88,7 +91,7 @@ def test_windows_of_several_sizes_are_copied_one_after_the_other(form: str) -> N
         windows, numbers = Windows(tops, lefts, heights, widths), rng.integers(0, 6, count)
         out, untouched = fenced((int(windows.num_pixels.sum()) * shape[2],), 3)
         assert (out.nbytes >= STREAMED) == (count > 50)
-        assert copy_windows(images, numbers, windows, out, form) == count
+        assert copy_windows(images, numbers, windows, out) == count
         expected = [images[number][windows.part(i)].reshape(-1) for i, number in enumerate(numbers)]
         assert np.array_equal(out, np.concatenate(expected))
         assert untouched()
@@ -96,23 +99,23 @@ def test_windows_of_several_sizes_are_copied_one_after_the_other(form: str) -> N
 
 @pytest.mark.parametrize("bad", [-1, 100_000, 2**61, 2**62, -(2**63)])
 @pytest.mark.parametrize("at", [0, 7, 15])
-def test_nothing_is_copied_if_one_number_window_or_line_is_outside(bad: int, at: int, form: str) -> None:
+def test_nothing_is_copied_if_one_number_window_or_line_is_outside(bad: int, at: int) -> None:
     images, zeros = np.zeros((5, 100, 1000, 1), np.uint8), np.zeros(16, np.int64)
     rows, wrong = images.reshape(5, -1), np.where(np.arange(16) == at, bad, 0)
     out, untouched = fenced((16, 100_000), 1)
     cut = out.reshape(-1)[: 16 * 81].reshape(16, 9, 9, 1)
     with pytest.raises(IndexError):
-        copy_rows(rows, wrong, out, form)
+        copy_rows(rows, wrong, out)
     for numbers, tops, lefts in ((wrong, zeros, zeros), (zeros, wrong, zeros), (zeros, zeros, wrong)):
         with pytest.raises(IndexError):
-            copy_windows(images, numbers, Windows.of_one_size(9, 9, tops, lefts), cut, form)
+            copy_windows(images, numbers, Windows.of_one_size(9, 9, tops, lefts), cut)
     with pytest.raises(IndexError):
-        copy_rows(rows, zeros, out, form, wrong)
+        copy_rows(rows, zeros, out, wrong)
     assert (out == GUARD).all()
     assert untouched()
 
 
-def test_shapes_that_do_not_fit_are_refused(form: str) -> None:
+def test_shapes_that_do_not_fit_are_refused() -> None:
     rows, images = np.zeros((5, 60), np.uint8), np.zeros((5, 4, 5, 3), np.uint8)
     two, out = np.arange(2), np.zeros((2, 60), np.uint8)
     for numbers, target in (
@@ -121,18 +124,18 @@ def test_shapes_that_do_not_fit_are_refused(form: str) -> None:
         (two, np.zeros((3, 60), np.uint8)),
     ):
         with pytest.raises(ValueError, match="out must have the shape"):
-            copy_rows(rows, numbers, target, form)
+            copy_rows(rows, numbers, target)
     for height, width in ((5, 5), (4, 6), (0, 5), (4, 0)):
         with pytest.raises(IndexError, match=f"found {height} x {width} pixels at"):
-            copy_windows(images, two, Windows.of_one_size(height, width, two * 0, two * 0), out, form)
-    with pytest.raises(ValueError, match="out must have 120 bytes"):
-        copy_windows(images, two, Windows.of_one_size(4, 5, two * 0, two * 0), np.zeros((2, 4, 5, 2), np.uint8), form)
+            copy_windows(images, two, Windows.of_one_size(height, width, two * 0, two * 0), out)
+    with pytest.raises(ValueError, match="out must be as large as"):
+        copy_windows(images, two, Windows.of_one_size(4, 5, two * 0, two * 0), np.zeros((2, 4, 5, 2), np.uint8))
     for count in (0, 1, 3):
         some = np.zeros(count, np.int64)
-        with pytest.raises(ValueError, match=f"expected 2 windows.* found {count}"):
-            copy_windows(images, two, Windows.of_one_size(1, 1, some, some), out, form)
+        with pytest.raises(ValueError, match="one window"):
+            copy_windows(images, two, Windows.of_one_size(1, 1, some, some), out)
         with pytest.raises(IndexError, match="expected as many tops"):
-            copy_windows(images, two, Windows(two, two, two, some), out, form)
+            copy_windows(images, two, Windows(two, two, two, some), out)
 
 
 def test_no_kernel_writes_bytes_over_the_pointers_of_objects() -> None:
@@ -152,7 +155,7 @@ def test_no_kernel_writes_bytes_over_the_pointers_of_objects() -> None:
     assert (out == "kept").all()
 
 
-def test_numbers_of_other_types_and_strides_are_understood(form: str) -> None:
+def test_numbers_of_other_types_and_strides_are_understood() -> None:
     rows = random_rows(np.random.default_rng(0), 9, 50)
     for numbers in (
         np.arange(9, dtype=np.int32)[::-1],
@@ -160,16 +163,16 @@ def test_numbers_of_other_types_and_strides_are_understood(form: str) -> None:
         np.arange(9, dtype=np.uint8),
     ):
         out = np.zeros((9, 50), np.uint8)
-        copy_rows(rows, numbers, out, form)
+        copy_rows(rows, numbers, out)
         assert np.array_equal(out, rows[numbers])
 
 
-def test_threads_copy_at_the_same_time(form: str) -> None:
+def test_threads_copy_at_the_same_time() -> None:
     rows = random_rows(np.random.default_rng(3), 50, 40_000)
 
     def work(seed: int) -> None:
         numbers, out = np.random.default_rng(seed).integers(0, 50, 64), np.zeros((64, 40_000), np.uint8)
-        copy_rows(rows, numbers, out, form)
+        copy_rows(rows, numbers, out)
         assert np.array_equal(out, rows[numbers])
 
     with ThreadPoolExecutor(8) as pool:
@@ -219,8 +222,6 @@ def test_threads_copy_at_the_same_time(form: str) -> None:
 def test_the_native_code_itself_refuses_what_would_leave_its_memory(
     change: dict[str, object], error: type[Exception]
 ) -> None:
-    from shardio.kernels import _rowcopy
-
     good: dict[str, object] = {
         "rows": np.zeros((5, 20), np.uint8),
         "row_nbytes": 20,

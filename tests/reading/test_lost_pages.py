@@ -30,7 +30,8 @@ from shardio.augment import HorizontalFlip, RandomResizedCrop
 from shardio.augment.chain import Transform
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
-from shardio.kernels.rowcopy import FORMS, Windows
+from shardio.kernels import _rowcopy
+from shardio.kernels.rowcopy import Windows
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import ShardSet, open_shards
 
@@ -42,11 +43,9 @@ PER_SHARD = 20
 KEPT = 12
 
 
-@pytest.fixture(params=FORMS)
+@pytest.fixture(params=filter(None, _rowcopy.KERNELS))
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name in ("copy_rows", "copy_windows"):
-        copy = getattr(shardio.kernels.rowcopy, name)
-        monkeypatch.setattr(copy, "__defaults__", (request.param, *copy.__defaults__[1:]))
+    monkeypatch.setattr(shardio.kernels.rowcopy, "_KERNEL", _rowcopy.KERNELS.index(request.param))
     return str(request.param)
 
 
