@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import check_choice
+from shardio.errors import bytes_text, check_choice
 from shardio.reading.file_reader import FileReader
 from shardio.reading.reader import MappedReader, Reader
 from shardio.reading.shardset import ShardSet, open_shards
@@ -59,9 +59,9 @@ class ReaderChoice(NamedTuple):
 
 def choose(facts: ReaderFacts) -> ReaderChoice:
     """Returns the reader for io="auto", chosen from `facts` alone."""
-    size = f"the set's {_gigabytes(facts.nbytes)}"
+    size = f"the set's {bytes_text(facts.nbytes)}"
     fits = facts.memory_left is None or facts.nbytes <= _SHARE_FOR_THE_SET * facts.memory_left
-    room = "" if facts.memory_left is None else f" the {_gigabytes(facts.memory_left)} of memory that are left"
+    room = "" if facts.memory_left is None else f" the {bytes_text(facts.memory_left)} of memory that are left"
     if is_network(facts.filesystem):
         reason = f"{facts.filesystem} is a network filesystem: many reads at a time, each tried again if it fails"
         if fits:
@@ -147,11 +147,6 @@ def read_ahead_batches(batch_nbytes: int, left: int | None) -> int:
 def alignment_of(shards: ShardSet) -> int | None:
     """Returns the alignment in bytes that O_DIRECT requires for the set's files; None if it does not work there."""
     return direct_alignment(shards.path_of(shards.content.files[-1]))
-
-
-def _gigabytes(nbytes: int) -> str:
-    count = nbytes / 1e9
-    return f"{count:,.0f} GB" if count >= 1000 else f"{count:.3g} GB"
 
 
 class SplitSource:

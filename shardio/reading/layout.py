@@ -125,8 +125,7 @@ class SplitLayout:
     @property
     def row_nbytes(self) -> int:
         """The bytes of one sample's pixels. Raises ShardioError if the set has no pixels."""
-        _ = self.sample_shape  # raises if there are no pixels
-        return self.pixels.row_nbytes
+        return self.table_of("").row_nbytes
 
     def path_of(self, entry: FileEntry) -> str:
         """Returns the absolute path of one of the set's files. (A string: there may be thousands, and a Path costs as

@@ -153,7 +153,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     def labels(self) -> NDArray[Any]:
         """The labels of all samples, in order, (N,) or (N, K): a read-only copy, made at the first access. Raises the
         errors of `labels_of`."""
-        labels = np.ascontiguousarray(self.labels_of(np.arange(len(self))))
+        labels = self.labels_of(np.arange(len(self)))
         labels.flags.writeable = False
         return labels
 
@@ -227,7 +227,11 @@ class ShardSet(SplitLayout, Sequence[Sample]):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = position_of(index, len(self))
         arrays = {name: self.values_of(name, np.array([position]))[0] for name in self.arrays if name != LABELS_NAME}
-        image, label = self.image_of(position) if self.has_pixels else None, self._label(position)
+        image = self.image_of(position) if self.has_pixels else None
+        label: Any = None
+        if self.content.label_row is not None:
+            labels = self.labels_of(np.array([position]))
+            label = labels[0] if labels.ndim == 2 else labels[0].item()
         return Sample(image, label, arrays, class_text(label, self.class_names) if isinstance(label, int) else "")
 
     def image_of(self, position: int) -> NDArray[np.uint8]:
@@ -236,28 +240,21 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         self.gather(np.array([position]), image)
         return image.reshape(self.sample_shape)
 
-    def _label(self, position: int) -> Any:
-        if self.content.label_row is None:
-            return None
-        label = self.labels_of(np.array([position]))[0]
-        return label if label.ndim else label.item()
-
     def expect_random_reads(self, name: str = "") -> None:
         """Tells the kernel that the pixels (""), or the array `name`, are read at random: it skips neighbor pages."""
         advise_random(self.mapped(name).rows)
 
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None, name: str = "") -> None:
-        """Asks the kernel to read samples into the page cache. Only a hint: never fails, and hardly waits. Reads the
-        pixels, or with `windows` only the lines that each window crosses, or the values of the array `name`."""
-        known, first = np.unique(indices, return_index=True)  # ascending, as disks like it
-        inside = (known >= 0) & (known < len(self))
+        """Asks the kernel to read samples, which must exist, into the page cache. Hardly waits. Reads the pixels, or
+        with `windows` only the lines that each window crosses, or the values of the array `name`."""
+        distinct, first = np.unique(indices, return_index=True)  # ascending, as disks like it
         table = self.mapped(name)
-        numbers = table.numbers(known[inside].astype(np.int64, copy=False))
+        numbers = table.numbers(distinct)
         if windows is None:
             will_need(table.rows, numbers)
         else:
             _, width, channels = self.sample_shape
-            stride, wanted = width * channels, windows[first[inside]]
+            stride, wanted = width * channels, windows[first]
             will_need(table.rows, numbers, wanted.tops * stride, wanted.heights * stride)
 
     def resident_share(self, indices: NDArray[np.int64] | None = None, most: int = 512, name: str = "") -> float | None:

@@ -66,7 +66,7 @@ def test_every_combination_of_facts_has_its_engine_and_says_why() -> None:
         ),
         (
             ReaderFacts("lustre", 2000 * GB, None, 10 * GB, 512),
-            "lustre is a network filesystem: many reads at a time, each tried again if it fails; the set's 2,000 GB "
+            "lustre is a network filesystem: many reads at a time, each tried again if it fails; the set's 2 TB "
             "do not fit in the 10 GB of memory that are left, so nothing is kept in the page cache",
         ),
     ],
