@@ -117,18 +117,18 @@ class PartialTable(MappedTable):
     def lent(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
         return None if (self._states(indices) != _WHOLE).any() else super().lent(indices)
 
-    def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "", lines: Places = None) -> None:
+    def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], lines: Places = None) -> None:
         """Copies rows, as `MappedTable.copy`. Reads rows that the copy lacks from the storage, one after the other.
 
         Raises an OSError that names the sample that could not be read, FormatError if a row is wrong in the storage.
         """
         states = self._states(indices)
         if (states == _WHOLE).all():
-            super().copy(indices, out, name, lines)
+            super().copy(indices, out, lines)
             return
         lines = np.arange(len(indices)) if lines is None else lines
         is_here = (states == _WHOLE) | (states == THERE)
-        super().copy(indices[is_here], out, name, lines[is_here])
+        super().copy(indices[is_here], out, lines[is_here])
         # Samples that no process is fetching come first.
         for number in sorted(np.flatnonzero(~is_here).tolist(), key=states.__getitem__):
             self._fetch(int(indices[number]), out[lines[number]])
@@ -239,7 +239,7 @@ class StagedReader(MappedReader):
     name = "staged"
     num_threads = _STORAGE_THREADS
     whole_lines = 1
-    least_nbytes = 0
+    min_part_nbytes = 0
 
 
 class CopyReader(WrappingReader):
@@ -259,8 +259,8 @@ class CopyReader(WrappingReader):
         return self._reader.whole_lines
 
     @property
-    def least_nbytes(self) -> int:  # type: ignore[override]
-        return self._reader.least_nbytes
+    def min_part_nbytes(self) -> int:  # type: ignore[override]
+        return self._reader.min_part_nbytes
 
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
         self._try(lambda reader: reader.copy(name, indices, out, lines))

@@ -21,7 +21,7 @@ from shardio.system.threads import DaemonThread
 
 # How long the store may take to answer, and a rank at another place to move on.
 LIMIT_SECONDS = 10.0
-# The first epoch that a rank has begun, and the latest.
+# A sheet lists so many epochs: the first that its rank has begun, and the latest.
 _MOST_BEGUN = 32
 
 _NUMBERS: Counter[tuple[str, int, int]] = Counter()
@@ -35,7 +35,8 @@ class Sheet(NamedTuple):
     begun: list[list[Any]]
 
     def difference(self, other: Sheet) -> tuple[str, Any, Any] | None:
-        """Returns (name, value, other value) of what differs and will, unless the other rank goes elsewhere."""
+        """Returns (name, own value, other value) of a difference that waiting does not resolve, or None. A rank at
+        another place may still go elsewhere, so `Agreement.check` compares places again for a while."""
         for name in {**self.reads, **other.reads}:
             if self.reads.get(name) != other.reads.get(name):
                 return name, self.reads.get(name), other.reads.get(name)
@@ -96,7 +97,7 @@ class Agreement:
 
 
 def _exchange(key: str, text: str, found: list[tuple[int, str, Any, Any]]) -> None:
-    """Leaves a sheet under the key, unless the sheet of a rank as far is there; appends what differs from that."""
+    """Compares a sheet with the sheet under the key, and replaces that if its rank is behind. Appends what differs."""
     store, mine, there = store_of_torch("loaders"), Sheet(*json.loads(text)), ""
     while (answer := store.compare_set(key, there, text).decode()) not in (text, there):
         theirs, there = Sheet(*json.loads(answer)), answer

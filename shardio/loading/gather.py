@@ -157,8 +157,8 @@ class GatherThreads:
         """Queues a batch for the threads, which read its parts into `slot`. Returns the pending batch."""
         size = len(request)
         shares = max(1, min(self.num_threads, size))
-        if request.make is None and reader.least_nbytes:
-            shares = min(shares, 1 + slot.nbytes // reader.least_nbytes)
+        if request.make is None and reader.min_part_nbytes:
+            shares = min(shares, 1 + slot.nbytes // reader.min_part_nbytes)
         bounds = [size * share // shares for share in range(shares + 1)]
         pending = Pending(reader, request, slot, shares, head_start_seconds)
         for start, stop in pairwise(bounds):

@@ -74,7 +74,7 @@ class Flow(Finalized):
         self._started: deque[_Due] = deque()
         self._lent: deque[Tensors] = deque()
         self._device = pipeline.new_prefetch()
-        self._per_slot = 1 if self._announces else pipeline.batches_per_slot()
+        self._per_slot = pipeline.batches_per_slot()
 
     def finalize(self) -> None:
         if hasattr(self, "_device") and not sys.is_finalizing():  # nor where its making was interrupted

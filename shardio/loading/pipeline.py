@@ -26,7 +26,7 @@ from shardio.loading.cuda import make_copier
 from shardio.loading.gather import GatherThreads, Pending
 from shardio.loading.options import Function, Options, find_parts
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors, traced
-from shardio.loading.report import Counts, LoaderFacts, LoaderReport, Meter, ReportThread, Snapshot
+from shardio.loading.report import Counts, LoaderFacts, LoaderReport, Meter, Snapshot, report_thread
 from shardio.loading.ring import Ring, Slot, new_slot
 from shardio.loading.transform import TransformStep
 from shardio.loading.world import min_local_ranks
@@ -34,7 +34,7 @@ from shardio.reading.choose import SplitSource, read_ahead_batches
 from shardio.reading.mixed import AnySet, MixedReader, MixedSet, MixedSource
 from shardio.reading.reader import GuardedReader, Reader, Request
 from shardio.system.machine import memory_left, usable_cores
-from shardio.system.threads import close_at_exit
+from shardio.system.threads import Ticker, close_at_exit
 
 # Beyond this the memory bus is the limit on most machines, and other ranks of the node need cores too.
 _MOST_THREADS = 4
@@ -55,7 +55,7 @@ class Pipeline(Finalized):
     closed = False
     _is_over = False
     _threads: GatherThreads
-    _reports: ReportThread | None = None
+    _reports: Ticker | None = None
 
     def __init__(
         self,
@@ -79,38 +79,37 @@ class Pipeline(Finalized):
         made_nbytes = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in results)
         batch_nbytes = made_nbytes + options.batch_size * sum(row.nbytes for row in parts.rows.values())
         local_ranks = min_local_ranks(options.world)
-        shared = min(_MOST_PER_SLOT, _SHARED_NBYTES // max(batch_nbytes, 1))
-        self._most_per_slot = max(1, shared) if copier is None and options.prefetch else 1
+        per_slot = min(_MOST_PER_SLOT, _SHARED_NBYTES // max(batch_nbytes, 1))
+        self._most_per_slot = max(1, per_slot) if copier is None and options.prefetch else 1
         self._source = source
         self._shards = shards
-        num_samples = len(shards) if indices is None else len(np.unique(indices))
-        self.reader = self._make_reader(num_samples, local_ranks * under_way * batch_nbytes)
+        self.reader = self._make_reader(indices, local_ranks * under_way * batch_nbytes)
         make = copier.new_slot if copier else new_slot
         shape = (0, 0, 0) if self.transform.makes_pixels else parts.stored_shape
-        room = self._most_per_slot * options.batch_size
-        self._ring = Ring(under_way, lambda: make(room, shape, parts.rows))
+        slot_size = self._most_per_slot * options.batch_size
+        self._ring = Ring(under_way, lambda: make(slot_size, shape, parts.rows))
         self.read_ahead = read_ahead_batches(batch_nbytes, memory_left())
         """The number of batches to announce to the reader in addition to the batches under way."""
-        most = _MOST_MAKING_THREADS if self.transform.makes_pixels else _MOST_THREADS
-        shared = usable_cores() // local_ranks if self.transform.makes_pixels else usable_cores()
-        default = max(1, min(most, shared), self.reader.num_threads)
-        self.num_threads = options.num_threads or default
-        self.about = LoaderFacts(self.num_threads, usable_cores(), options.prefetch, options.world)
+        cores, most = usable_cores(), _MOST_THREADS
+        if self.transform.makes_pixels:
+            cores, most = cores // local_ranks, _MOST_MAKING_THREADS
+        self.num_threads = options.num_threads or max(1, min(most, cores), self.reader.num_threads)
+        self.facts = LoaderFacts(self.num_threads, usable_cores(), options.prefetch, options.world)
         close_at_exit(self)
         # Last, as nothing else of the above has to be closed.
         self._threads = GatherThreads(self.num_threads)
         self.meter = Meter(self._threads.no_core_seconds)
         if options.report_every is not None:
-            self._reports = ReportThread(self, self.meter, self.about, options.report_every)
+            self._reports = report_thread(self, self.meter, self.facts, options.report_every)
             self._reports.begin()
 
-    def _make_reader(self, num_samples: int, reserved: int) -> Reader:
-        """Returns a reader for `num_samples` different samples. `reserved`: bytes that this node needs for batches."""
+    def _make_reader(self, indices: NDArray[np.int64] | None, reserved: int) -> Reader:
+        """Returns a reader of the samples `indices`; None for all. `reserved`: the bytes of this node's batches."""
         source, shards, options = self._source, self._shards, self.options
         tables = (*([] if self.parts.image_shape is None else [""]), *self.parts.arrays)
         sources = source.sources if isinstance(source, MixedSource) else (source,)
         sets = shards.sets if isinstance(shards, MixedSet) else (shards,)
-        counts = [num_samples] if len(sets) == 1 else [len(one) for one in sets]
+        counts = [len(one) for one in sets] if indices is None else [len(np.unique(indices))]
         nbytes = [
             count * sum(one.table_of(name).row_nbytes for name in tables)
             for one, count in zip(sets, counts, strict=True)
@@ -121,9 +120,6 @@ class Pipeline(Finalized):
             reader = each.make_reader(options.io, count, tables, reserved + sum(nbytes) - mine)
             readers.append(reader if options.check == "off" else GuardedReader(reader, one, each.make_second()))
         return MixedReader(shards, readers) if isinstance(shards, MixedSet) else readers[0]
-
-    def finalize(self) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes everything. Each step is done even if an earlier step is interrupted, say by a Ctrl-C."""
@@ -141,10 +137,11 @@ class Pipeline(Finalized):
             steps.callback(self._source.stop)
         self._is_over = True
 
+    finalize = close
+
     def _close_threads(self) -> None:
-        sets = self._shards.sets if isinstance(self._shards, MixedSet) else (self._shards,)
-        places = ", ".join(str(one.path) for one in sets)
-        warn_of_silence(places, self._threads.close(), opens_files="mmap" not in self.reader.name)
+        place, opens_files = str(self._shards.path), "mmap" not in self.reader.name
+        warn_of_silence(place, self._threads.close(), opens_files=opens_files)
 
     def set_transform(self, function: Function | None) -> None:
         """Sets the transform of iterators that begin from now on. Frees the slots of the transform before."""
@@ -154,7 +151,7 @@ class Pipeline(Finalized):
     def batches_per_slot(self) -> int:
         """Returns how many batches of the epoch that has begun are gathered together, into one slot: more than one if
         batches are small and only copied, from memory, to a caller on the CPU."""
-        return self._most_per_slot if self.transform.function is None and self.reader.least_nbytes else 1
+        return self._most_per_slot if self.transform.function is None and self.reader.min_part_nbytes else 1
 
     def new_prefetch(self) -> DevicePrefetch | None:
         """Returns a new queue that copies the batches of one epoch to the device; None if batches stay on the CPU."""
@@ -236,7 +233,7 @@ class Pipeline(Finalized):
 
     def report(self) -> LoaderReport:
         """Returns the report on the time since the pipeline was made."""
-        return LoaderReport.between(Snapshot(Counts()), self.meter.snapshot(), self.about)
+        return LoaderReport.between(Snapshot(Counts()), self.meter.snapshot(), self.facts)
 
     def stats(self) -> dict[str, Any]:
         """Returns the counters of `ShardLoader.stats`, except for the device."""

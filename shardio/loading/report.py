@@ -140,15 +140,15 @@ class LoaderFacts:
 class LoaderReport(Snapshot):
     """The increase of the counts over some time. `str(report)` is a line with the result, and a line of advice."""
 
-    source: LoaderFacts = field(kw_only=True)
+    facts: LoaderFacts = field(kw_only=True)
 
     @staticmethod
-    def between(before: Snapshot, after: Snapshot, source: LoaderFacts) -> LoaderReport:
+    def between(before: Snapshot, after: Snapshot, facts: LoaderFacts) -> LoaderReport:
         """Returns the report about the time from snapshot `before` to snapshot `after`."""
         counts = Counts(**{name: value - getattr(before.counts, name) for name, value in vars(after.counts).items()})
         no_core = max(after.no_core_seconds - before.no_core_seconds, 0.0)
         storage = max(after.storage_nbytes - before.storage_nbytes, 0.0)
-        return LoaderReport(counts, no_core, storage, after.waiting_seconds, source=source)
+        return LoaderReport(counts, no_core, storage, after.waiting_seconds, facts=facts)
 
     @property
     def seconds(self) -> float:
@@ -208,7 +208,7 @@ class LoaderReport(Snapshot):
     @property
     def advice(self) -> str:
         """A sentence that says what to change to wait less for data."""
-        source, busy = self.source, self.counts.gather_seconds
+        facts, busy = self.facts, self.counts.gather_seconds
         match self.stage:
             case "storage":
                 rate = f"{self.counts.nbytes / max(self.seconds, 1e-9) / 1e6:,.0f} MB/s"
@@ -218,11 +218,11 @@ class LoaderReport(Snapshot):
                 )
             case "gather" if busy and self.no_core_seconds / busy > _NO_CORE:
                 return "gather threads had no core: other processes, or torch's own threads, use them"
-            case "gather" if source.prefetch < 2:
-                return f"prefetch={source.prefetch} keeps too few batches ready: try prefetch=2"
-            case "gather" if source.num_threads < source.num_cores:
-                who = "one gather thread" if source.num_threads == 1 else f"{source.num_threads} gather threads"
-                return f"{who} copied all the time: try num_threads={source.num_cores}"
+            case "gather" if facts.prefetch < 2:
+                return f"prefetch={facts.prefetch} keeps too few batches ready: try prefetch=2"
+            case "gather" if facts.num_threads < facts.num_cores:
+                who = "one gather thread" if facts.num_threads == 1 else f"{facts.num_threads} gather threads"
+                return f"{who} copied all the time: try num_threads={facts.num_cores}"
             case "gather":
                 return "this machine copies no faster: try smaller samples, or fewer processes at once"
             case "copy":
@@ -237,7 +237,7 @@ class LoaderReport(Snapshot):
     @property
     def line(self) -> str:
         """The report in one line, without advice."""
-        world = self.source.world
+        world = self.facts.world
         place = f"rank {world.rank}/{world.world_size}: " if world.world_size > 1 else ""
         if self.is_stuck:
             return f"{place}no batch for {self.waiting_seconds:,.0f} s: {_RESULTS[self.stage]}"
@@ -271,18 +271,16 @@ _RESULTS: dict[Stage, str] = {
 }
 
 
-class ReportThread(Ticker):
-    """A thread that prints a report line to stderr every `seconds`, if a batch arrived or the consumer is stuck. Ends
-    at `close`, or when `owner`, to which it holds no strong reference, is garbage collected."""
-
-    def __init__(self, owner: object, meter: Meter, source: LoaderFacts, seconds: float) -> None:
-        super().__init__(owner, partial(_report, [meter.snapshot()], meter, source), seconds, "shardio-report")
+def report_thread(owner: object, meter: Meter, facts: LoaderFacts, seconds: float) -> Ticker:
+    """Returns a thread, not begun, that prints a report line to stderr every `seconds` until its `close`, or until
+    `owner` is garbage collected: if a batch arrived since the last line, or the consumer is stuck."""
+    return Ticker(owner, partial(_report, [meter.snapshot()], meter, facts), seconds, "shardio-report")
 
 
-def _report(before: list[Snapshot], meter: Meter, source: LoaderFacts) -> None:
+def _report(before: list[Snapshot], meter: Meter, facts: LoaderFacts) -> None:
     """Prints a line about the time since the snapshot in `before`, and replaces it."""
     before.append(meter.snapshot())
-    report = LoaderReport.between(before.pop(0), before[0], source)
+    report = LoaderReport.between(before.pop(0), before[0], facts)
     if report.counts.batches or report.is_stuck:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed, or there is none
             print(printable(f"shardio: {report.line}"), file=sys.stderr, flush=True)

@@ -35,8 +35,9 @@ class Place(NamedTuple):
 class Position:
     """Where the next iterator begins, and how far the iterator that delivered last has come.
 
-    `go_to` ends the claims of all iterators to the place. An iterator is identified by a token: a reference to the
-    iterator would form a cycle, and the loader must be freed as soon as it is not referenced. To be used by one thread.
+    An iterator is open from `begin` to `leave`, or to `go_to`. Only batches of open iterators change the position. An
+    iterator is identified by a token: a reference to the iterator would form a cycle, and the loader must be freed as
+    soon as it is not referenced. To be used by one thread.
     """
 
     def __init__(self, sampler: Sampler, shards: AnySet) -> None:
@@ -49,7 +50,7 @@ class Position:
         self.num_padded = 0
         """The number of samples of the latest batch that came earlier in the same epoch."""
         self._received = Place(0, 0)
-        # How far each iterator has come that has begun, is not over, and has a claim; None before its first batch.
+        # How far each open iterator has come; None before its first batch.
         self._open: dict[object, Place | None] = {}
         # Who has the place, who gets it back if that iterator is dropped now, and whether it was just given back.
         self._holder: object = None

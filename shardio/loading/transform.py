@@ -1,8 +1,8 @@
 """The `transform` of a loader: fixed for an epoch, and called with each of its batches.
 
 A transform of shardio.augment also gets the samples of the batch, and the sizes of the source images of a squashed
-split. Each batch has a Program of it: what the program makes of single images, gather threads write into the slot. The
-rest is called here, with the whole batch: on the CPU; or for a GPU, on the host what needs it, the end on the device.
+split. Its Program for a batch says what gather threads make of each image. The rest is applied here, to the whole
+batch: on the CPU; or for a GPU, first on the host what a GPU cannot do, and the end on the device.
 """
 
 from __future__ import annotations
@@ -100,10 +100,11 @@ class TransformStep:
         return [((count, *self._parts.stored_shape), np.uint8)]
 
     def on_host(self, slot: Slot, size: int, program: Program | None) -> tuple[torch.dtype, ...]:
-        """Does for a gathered batch what cannot be done on a GPU, before it is copied there. Changes the slot.
+        """Applies to the slot, before it is copied to a GPU, what a GPU cannot do: PerSample and all after it up to
+        Normalize, and the moves of masks.
 
-        That is PerSample, and what follows it up to Normalize; and to move masks. Returns the dtype of each view if it
-        changed the images, otherwise (): NumPy has no bfloat16, whose bits are in the slot.
+        Returns the dtype of each view if images changed, otherwise (): NumPy has no bfloat16, so its bits are in the
+        slot.
         """
         if program is None:
             return ()
@@ -146,10 +147,7 @@ class TransformStep:
         """
         images = tensors.images
         more: dict[str, Any] = dict(tensors.more)
-        if self._parts.label_row in (None, LABEL_ROW):  # without labels, a column may have the name of the array
-            labels = None if self._parts.label_row is None else tensors.labels
-        else:
-            labels = more.pop(LABELS_NAME)
+        labels = more.pop(LABELS_NAME, tensors.labels if self._parts.label_row == LABEL_ROW else None)
         if self.function is None:
             return images, labels, more
         assert draws is not None

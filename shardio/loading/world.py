@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 import socket
@@ -15,6 +14,7 @@ from typing import Any
 
 from shardio.cache.meeting import Meeting
 from shardio.errors import LaunchError
+from shardio.order.orders import as_integer
 from shardio.system.eager import warn_caller
 
 
@@ -76,10 +76,7 @@ def find_world(
     if (rank is None) != (world_size is None):
         raise LaunchError(f"expected rank and world_size together, found rank={rank}, world_size={world_size}")
     if rank is not None and world_size is not None:
-        try:
-            found = World(operator.index(rank), operator.index(world_size), None, "arguments")
-        except TypeError:
-            raise TypeError(f"rank and world_size must be integers; found {rank!r} and {world_size!r}") from None
+        found = World(as_integer("rank", rank), as_integer("world_size", world_size), None, "arguments")
     else:
         found = world_of_torch() or _from_environment(environ)
     for source, local_ranks, _ in _believed(found, environ):

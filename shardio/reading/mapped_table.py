@@ -68,11 +68,11 @@ class MappedTable(RowMapping):
         the table does not have all of them. Raises the errors of `stored`."""
         return self.numbers(indices)
 
-    def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "", lines: Places = None) -> None:
+    def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], lines: Places = None) -> None:
         """Copies the row of sample indices[i] into out[i], or with `lines` into out[lines[i]]. The samples must exist.
 
         `out` is uint8 (n, row_nbytes). A failed read is retried for a second. Then `copy` raises an OSError that names
-        the sample, or FormatError if the file was truncated. `name` names the row in the error (default: `table.name`).
+        the sample, or FormatError if the file was truncated.
         """
         numbers = self.numbers(indices)
 
@@ -81,10 +81,11 @@ class MappedTable(RowMapping):
                 return copy_rows(self.rows, numbers[done:], out[done:])
             return copy_rows(self.rows, numbers[done:], out, lines=lines[done:])
 
-        self._insist(copy, indices, name)
+        self._insist(copy, indices)
 
     def copy_cells(self, indices: NDArray[np.int64], start: int, cells: NDArray[np.uint8], name: str) -> None:
-        """Copies a part of each sample's row, from byte `start` on, into `cells`, uint8 (n, nbytes). See `copy`."""
+        """Copies a part of each sample's row, from byte `start` on, into `cells`, uint8 (n, nbytes). See `copy`. `name`
+        names the part in errors."""
         places = self.numbers(indices) * self.table.row_nbytes + start
         memory = self.rows.reshape(-1)
         self._insist(lambda done: copy_spans(memory, places[done:], cells[done:]), indices, name)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.format.layout import RowType, SampleShape
+from shardio.format.layout import SampleShape
 from shardio.reading.choose import SplitSource
 from shardio.reading.reader import BatchMemory, ReadCounts, Reader, Request
 from shardio.reading.shardset import ShardSet
@@ -37,6 +37,8 @@ class MixedSet:
         relabel: Sequence[NDArray[np.int64] | None],
     ) -> None:
         self.sets = tuple(sets)
+        self.has_pixels = sets[0].has_pixels
+        self.label_row = sets[0].label_row
         self.classes = classes
         self.class_names = class_names or classes
         self.relabel = tuple(relabel)
@@ -48,16 +50,8 @@ class MixedSet:
         return int(self.starts[-1])
 
     @property
-    def has_pixels(self) -> bool:
-        return self.sets[0].has_pixels
-
-    @property
     def sample_shape(self) -> SampleShape:
         return self.sets[0].sample_shape
-
-    @property
-    def label_row(self) -> RowType | None:
-        return self.sets[0].label_row
 
     def parts_of(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """Yields (k, positions, local) for each set k that has some of the samples `indices`. `positions` are the
@@ -143,8 +137,8 @@ class MixedReader(Reader):
         return ", ".join(dict.fromkeys(reader.name for reader in self._readers))
 
     @property
-    def least_nbytes(self) -> int:  # type: ignore[override]
-        return min(reader.least_nbytes for reader in self._readers)
+    def min_part_nbytes(self) -> int:  # type: ignore[override]
+        return min(reader.min_part_nbytes for reader in self._readers)
 
     @property
     def whole_lines(self) -> int:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -69,8 +69,8 @@ class Request:
     """The names of the arrays to read."""
     windows: Windows | None = None
     """The window to read of each image. None reads whole images."""
-    channels: int = 0
-    """The channels of a stored image."""
+    channels: int = 3
+    """The channels of a stored image, for windows."""
     make: Callable[[Planes, NDArray[np.int64], Views], None] | None = None
     """With windows, reading threads call make(planes of windows, positions of their samples in the batch, views)."""
     order: NDArray[np.int64] | None = None
@@ -97,9 +97,8 @@ class Reader:
     """The reader's name in `ShardLoader.stats`."""
     num_threads = 1
     """The minimum number of threads that should read at the same time."""
-
-    least_nbytes = 0
-    """The bytes of a batch, if it is only copied, that are worth a thread; 0 if reading waits for storage."""
+    min_part_nbytes = 0
+    """The minimum bytes of a thread's part of a batch that is only copied; 0 if threads wait for storage."""
 
     def __init__(self, halved: tuple[int, int] | None = None) -> None:
         """`halved`: the height and width of images that are stored as yuv420, and read whole; None for other sets."""
@@ -123,13 +122,8 @@ class Reader:
         first, stop = int(numbers[0]), int(numbers[-1]) + 1
         # Of adjacent samples, one after the other; or each to its line.
         some, lines = (slice(first, stop), None) if stop - first == len(numbers) else (slice(None), numbers)
-        if request.windows is not None:
+        if request.windows is not None or (request.images and self._halved is not None):
             self.make_pixels(request, memory.views, numbers, indices)
-        elif request.images and self._halved is not None:
-            whole = Windows.whole(len(request), *self._halved)
-            self.make_pixels(
-                replace(request, windows=whole, channels=3, make=_copy_images), memory.views, numbers, indices
-            )
         elif request.images:
             self.copy("", indices, memory.images[some], lines)
         for name in request.arrays:
@@ -142,9 +136,7 @@ class Reader:
     ) -> None:
         """Makes the pixels of the batch at the positions `numbers` from windows of the samples `indices`. Reads a few
         windows at a time, so they are still in the processor's caches when they are used."""
-        windows, make = self._windows(request, numbers), request.make
-        assert make is not None
-        halved = self._halved is not None
+        windows, make, halved = self._windows(request, numbers), request.make or _copy_images, self._halved is not None
         nbytes = nbytes_of(windows, request.channels, halved).cumsum()
         start = done = 0
         while start < len(numbers):
@@ -161,8 +153,10 @@ class Reader:
 
     def _windows(self, request: Request, numbers: NDArray[np.int64]) -> Windows:
         """Returns the windows to read of the images at the positions `numbers` of the batch."""
+        if self._halved is not None:
+            return Windows.whole(len(numbers), *self._halved)
         assert request.windows is not None
-        return request.windows[numbers] if self._halved is None else Windows.whole(len(numbers), *self._halved)
+        return request.windows[numbers]
 
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
         """Copies the value of the array `name`, or the row of pixels (""), of sample indices[i] into out[i]. With
@@ -228,14 +222,14 @@ class MappedReader(Reader):
         _ = shards.index  # is mapped now, while its path leads to it
 
     @property
-    def least_nbytes(self) -> int:  # type: ignore[override]
+    def min_part_nbytes(self) -> int:  # type: ignore[override]
         return 0 if self._announced else _PART_NBYTES
 
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
         if self._announced and not name:
             self._look_for(indices)
         rows = as_rows(out)
-        self._shards.mapped(name).copy(indices, rows, lines=lines)
+        self._shards.mapped(name).copy(indices, rows, lines)
         self._count(len(indices) * rows.shape[1])
 
     def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
@@ -248,8 +242,7 @@ class MappedReader(Reader):
         self, request: Request, views: Views, numbers: NDArray[np.int64], indices: NDArray[np.int64]
     ) -> None:
         """Makes the pixels of the batch from the mapping itself, without a copy of the windows."""
-        make, table = request.make, self._shards.mapped()
-        assert make is not None
+        table = self._shards.mapped()
         rows = table.lent(indices)
         if rows is None:
             super().make_pixels(request, views, numbers, indices)
@@ -258,7 +251,7 @@ class MappedReader(Reader):
             self._look_for(indices)
         windows, shape, halved = self._windows(request, numbers), self._shards.sample_shape, self._halved is not None
         with contextlib.suppress(OSError):
-            make(Planes.of_rows(table.rows, rows, windows, shape, halved), numbers, views)
+            (request.make or _copy_images)(Planes.of_rows(table.rows, rows, windows, shape, halved), numbers, views)
             self._count(int(nbytes_of(windows, shape[2], halved).sum()))
             return
         # Storage failed to give a page. Copying tries again, and its error names the sample.

@@ -104,11 +104,11 @@ def test_a_batch_is_split_over_all_threads_as_evenly_as_can_be(num_threads: int)
     threads.close()
 
 
-@pytest.mark.parametrize(("least_nbytes", "num_parts"), [(0, 4), (100, 4), (300, 3), (810, 2), (811, 1)])
-def test_a_batch_that_is_only_copied_takes_a_thread_for_so_many_bytes(least_nbytes: int, num_parts: int) -> None:
+@pytest.mark.parametrize(("min_part_nbytes", "num_parts"), [(0, 4), (100, 4), (300, 3), (810, 2), (811, 1)])
+def test_a_batch_that_is_only_copied_takes_a_thread_for_so_many_bytes(min_part_nbytes: int, num_parts: int) -> None:
     parts: list[int] = []
     reader, threads, slot = StandIn(lambda indices: parts.append(len(indices))), GatherThreads(4), fresh_slot()
-    reader.least_nbytes = least_nbytes
+    reader.min_part_nbytes = min_part_nbytes
     assert slot.nbytes == 810
     threads.submit(reader, Request(np.arange(9)), slot).wait()
     threads.close()

@@ -111,6 +111,7 @@ class Announced:
             copy(reader, name, indices, *out)
 
         monkeypatch.setattr(MappedReader, "begin_epoch", lambda reader: True)
+        monkeypatch.setattr(MappedReader, "min_part_nbytes", 0)
         monkeypatch.setattr(MappedReader, "copy", noting)
         monkeypatch.setattr(
             MappedReader,

@@ -24,14 +24,14 @@ from shardio.loading.report import Counts, LoaderFacts, LoaderReport, Meter, Sna
 from shardio.loading.world import World
 from shardio.reading.reader import MappedReader
 
-SOURCE = LoaderFacts(num_threads=2, num_cores=8, prefetch=2, world=World(0, 1, None, "default"))
+FACTS = LoaderFacts(num_threads=2, num_cores=8, prefetch=2, world=World(0, 1, None, "default"))
 
 
 def report_of(
-    no_core: float = 0.0, waiting: float = 0.0, source: LoaderFacts = SOURCE, storage: float = 0.0, **counts: float
+    no_core: float = 0.0, waiting: float = 0.0, facts: LoaderFacts = FACTS, storage: float = 0.0, **counts: float
 ) -> LoaderReport:
     made = Counts(**{"batches": 100, "images": 25_600, "nbytes": 1000, "loop_seconds": 10.0, **counts})  # type: ignore[arg-type]
-    return LoaderReport.between(Snapshot(Counts()), Snapshot(made, no_core, storage, waiting), source)
+    return LoaderReport.between(Snapshot(Counts()), Snapshot(made, no_core, storage, waiting), facts)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_the_stage_that_limits_and_what_to_do_follow_from_the_counts(
 
 def test_advice_looks_at_what_the_loader_was_given() -> None:
     counts: dict[str, Any] = {"wait_seconds": 3.0, "gather_seconds": 20.0, "gather_cpu_seconds": 20.0}
-    assert "try prefetch=2" in report_of(source=replace(SOURCE, prefetch=0), **counts).advice
-    assert "copies no faster" in report_of(source=replace(SOURCE, num_threads=8), **counts).advice
+    assert "try prefetch=2" in report_of(facts=replace(FACTS, prefetch=0), **counts).advice
+    assert "copies no faster" in report_of(facts=replace(FACTS, num_threads=8), **counts).advice
 
 
 def test_shares_are_of_the_loop_s_time_without_first_batches() -> None:
@@ -83,8 +83,8 @@ def test_any_counts_make_shares_and_a_line_of_a_terminal() -> None:
     rng = random.Random(seed)
     for _ in range(300):
         counts = {name: rng.choice([0.0, rng.random(), rng.random() * 1e4]) for name in vars(Counts())}
-        source = replace(SOURCE, world=World(rng.randrange(512), 512, None, "default"))
-        report = report_of(rng.random(), rng.choice([0.0, 1e4 * rng.random()]), source, **counts)
+        facts = replace(FACTS, world=World(rng.randrange(512), 512, None, "default"))
+        report = report_of(rng.random(), rng.choice([0.0, 1e4 * rng.random()]), facts, **counts)
         assert 0 <= report.waited <= 1
         assert 0 <= report.transformed <= 1
         assert 0 <= report.blocked <= 1

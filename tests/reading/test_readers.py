@@ -218,7 +218,7 @@ def test_an_announced_batch_comes_into_the_page_cache_by_itself_and_is_counted(m
     shards = cold(make_set)
     reader = MappedReader(shards)
     assert reader.begin_epoch()
-    assert reader.least_nbytes == 0  # all threads wait for storage
+    assert reader.min_part_nbytes == 0  # all threads wait for storage
     reader.will_read(Request(np.arange(8)))
     until(lambda: shards.resident_share(np.arange(8)) == 1.0)
     assert shards.resident_share() == 0.125
@@ -228,7 +228,7 @@ def test_an_announced_batch_comes_into_the_page_cache_by_itself_and_is_counted(m
     assert (reader.counts().looked_for, reader.counts().found) == (16, 8)
     reader.will_read(Request(np.arange(64)))
     until(lambda: not reader.begin_epoch())
-    assert reader.least_nbytes > 0
+    assert reader.min_part_nbytes > 0
     read(reader, range(8, 16), (256, 256, 1))
     assert (reader.counts().looked_for, reader.counts().found) == (16, 8)  # nothing is announced
 
