@@ -185,6 +185,7 @@ IN_DOUBT = {
     ),
     "DIV2K": (f"DIV2K_train_HR DIV2K_valid_HR: {NUMBERS}", SPLITS.format("DIV2K_train_HR", "DIV2K_valid_HR")),
     "CycleGAN": (f"trainA trainB: {NUMBERS}", SPLITS.format("trainA", "trainB")),
+    "ALASKA2": (f"Cover JMiPOD UERD Test: {NUMBERS}", "these 4 folders are classes; no image has a label"),
     "dogs-vs-cats": (f"train test1: {NUMBERS}", SPLITS.format("train", "test1")),
     "STL10": (f"train unlabeled: {NUMBERS}", SPLITS.format("train", "unlabeled")),
     "SVHN": (f"train test extra: {NUMBERS}", SPLITS.format("train", "extra")),

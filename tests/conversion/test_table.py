@@ -299,6 +299,7 @@ DOUBTS: dict[str, tuple[str, str]] = {
     "fractions": ("label 3.0 5.5", ""),
     "two ways to write a number": ("label 01 1", "--labels classes / --labels numbers"),
     "a code that may be a number": ("label 1e5 2b3", "--labels classes"),
+    "digits and letters": ("label 7 x", "--labels classes"),
     "codes with zeros": ("label 001 00a", "--labels classes"),
 }
 
@@ -314,6 +315,12 @@ def test_what_a_column_means_is_a_doubt_with_commands(name: str, folder: Path) -
         collect(src, ConvertOptions())
     if caught is not None:
         assert [shlex.join(command[3:]) for command in caught.value.commands] == expected.split(" / ")
+
+
+def test_columns_may_be_separated_by_spaces_below_their_names(folder: Path) -> None:
+    (folder / "list.txt").write_text("image_id class_id super_class_id path\n1 7 1 a/1.jpg\n2 3 1 a/2.jpg\n")
+    found = collect(Table(folder / "list.txt", label_columns=["class_id"]), ConvertOptions())
+    assert [label for _, label in rows(found)] == [7, 3]
 
 
 CELLS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], list[Any]]] = {

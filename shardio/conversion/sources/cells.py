@@ -103,7 +103,9 @@ def _doubt(content: Contents, texts: Set[str], numbers: Mapping[str, int], num_r
     is_unlike = are_numbers or len(texts) > max(_MOST_TEXTS, num_rows // 2)
     parts = ((one, text) for text in texts for one in _SEPARATORS if {part.strip() for part in text.split(one)} < texts)
     separator, whole = next(((one, text) for one, text in parts if one in text), ("", ""))
-    codes = [] if are_numbers else sorted(text for text in texts if is_number(text) and _AS_CODE.search(text))
+    numeric = [text for text in texts if is_number(text)]
+    num_names = sum(not is_number(text) and not _odd(text) for text in texts)
+    codes = sorted(text for text in numeric if len(numeric) <= num_names or _AS_CODE.search(text))
     # Integers in a column with a label's name may have gaps: a part of a collection has not all classes.
     is_unclear = any(map(_AS_FLOAT.search, texts)) or name.strip().lower() not in LABEL_NAMES
     values = set(numbers.values()) if is_unclear else set()
@@ -111,7 +113,7 @@ def _doubt(content: Contents, texts: Set[str], numbers: Mapping[str, int], num_r
     doubts = (
         (content.guess and texts and is_unlike, kinds, (column_reading(name), UNLABELED)),
         (whole, f"{whole!r} beside its parts", (_AS_CLASSES, Reading(_SEVERAL, {"--label-separator": separator}))),
-        (codes, f"numbers such as {codes[:1]} among names", (_AS_CLASSES,)),
+        (codes and not are_numbers, f"numbers such as {codes[:1]} among names", (_AS_CLASSES,)),
         (_written_apart(numbers), f"a number written in several ways, as in {some}", (_AS_CLASSES, _AS_NUMBERS)),
         (has_gap, f"whole numbers with gaps, such as {some}", (_AS_CLASSES, _AS_NUMBERS)),
     )

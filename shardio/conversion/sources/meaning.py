@@ -41,6 +41,8 @@ _DATE = re.compile(r"(19|20)\d\d([-_. ]?\d\d){0,2}", re.ASCII)
 # 0, 0_100, image_0001: names that pictures of all classes may have.
 _NUMBERED = re.compile(rb"([a-zA-Z]*)[\W_]*\d+([\W_]*\d+)*")
 _MOST_WORDS = 3
+# One class may be called train, as the vehicle is, but none has these names.
+_STRAY = re.compile(r"val(id|idation)?|dev|test(ing|set)?|holdout|unlabell?ed", re.IGNORECASE)
 
 # Hugging Face's imagefolder has metadata.csv, Roboflow _classes.csv.
 _TABLE = re.compile(r"_?(metadata|classes|annotations?|labels?|captions?|(train|val)(_\w+)?)\.(csv|tsv|jsonl|parquet)")
@@ -283,6 +285,8 @@ class Layout:
         if self.others:
             way = " (rename splits to train, val or test)" if self.others == "splits" else ""
             yield f"expected names of classes, found names of {self.others}: {first_of(self.names, 4, repr)}{way}"
+        elif len(full) > 1 and (strays := list(filter(_STRAY.fullmatch, full))):
+            yield f"expected names of classes, found {strays[0]!r}, the name of a split, among them"
         elif len(full) == 1:
             yield f"expected at least two classes, found only {full[0]!r}"
         elif self.leaves:

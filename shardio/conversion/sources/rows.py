@@ -78,6 +78,9 @@ def read_rows(path: Path, known: Sequence[str], *, unlabeled: bool = False) -> t
         labels = ["label"] if len(numbers) == 2 else [f"label_{number}" for number in range(len(numbers) - 1)]
         return ["index", *labels, "path"], _csv_rows(path, "\t", len(numbers) + 1, faults, csv.QUOTE_NONE), faults
     delimiter, names = _sniff(path, known)
+    words = first.split()
+    if len(names) == 1 and len(words) > 2 and sum(word.lower() in known for word in words) > 1:
+        delimiter, names = " ", words
     if path.suffix.lower() in (".csv", ".tsv") or any(name.lower() in known for name in names):
         return names, _csv_rows(path, delimiter, len(names), faults), faults
     # Lines `PATH`, if the first is one word or ends as images' names do, or else `PATH LABEL`.

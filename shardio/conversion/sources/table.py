@@ -140,8 +140,9 @@ class Contents:
         self.rows: list[Row] = []
         path = self._find("path", table.path_column, _PATHS)
         if path is None:
-            way = "pass `--path-column NAME`, or put the names of columns into the first line"
-            raise SourceError(f"{self.path}: expected a column of paths, found the columns {listed(names)}: {way}")
+            found = f"found the columns {listed(names)} (the first line has the names of columns)"
+            readings = [column_reading(name, "path") for name in names if name and name not in table.label_columns]
+            raise DoubtError(self.path, f"expected a column of paths, {found}", readings[:3])
         self._where, self._split = path, None
         if table.split_column != NO_SPLITS:
             self._split = self._find("split", table.split_column, _SPLITS)
