@@ -90,7 +90,7 @@ class _BackgroundFill:
         self.state = f"copying from {self.storage.name}"
 
     def _tell_waiting(self, process: int | None) -> None:
-        self.state = "copied by another process" if process is None else f"copied by process {process}"
+        self.state = "another process is copying" if process is None else f"process {process} is copying"
 
     def _run(self, filler: CopyFiller) -> None:
         """Runs `filler`. An error becomes a warning, as training can continue without the copy."""

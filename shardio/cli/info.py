@@ -162,8 +162,9 @@ def _summary(name: str, manifest: Manifest, fault: str, counts: Mapping[str, _Co
         if split.order is not None:
             yield f"          order {_stored(split.order, split.num_rows, counts.get(split_name))} samples in use"
         yield from _arrays(split, counts.get(split_name))
-    if (main := first_split(manifest.splits)) in counts:
-        yield from _classes(manifest, main, counts[main])
+    main = first_split(manifest.splits)
+    for split_name in sorted(counts, key=lambda name: name != main):
+        yield from _classes(manifest, split_name, counts[split_name], in_full=split_name == main)
     yield f"  refused {counted(manifest.num_rejects, 'image' if shape else 'sample')} when it was made"
     if isinstance(left := manifest.provenance.get("left_out"), dict) and left:
         yield f"  left out {', '.join(f'{count}: {reason}' for reason, count in left.items())}"
@@ -188,21 +189,24 @@ def _summary(name: str, manifest: Manifest, fault: str, counts: Mapping[str, _Co
     yield next_step("verify" if fault else "find" if is_url(name) or not shape else "view", name)
 
 
-def _classes(manifest: Manifest, split: str, counts: _Counts) -> Iterator[str]:
-    """Yields lines with the rarest and most frequent classes of a split, and min, median and max of its numbers."""
+def _classes(manifest: Manifest, split: str, counts: _Counts, in_full: bool) -> Iterator[str]:
+    """Yields a line with the number of classes of a split; `in_full`, also lines with the rarest and most frequent
+    classes, and min, median and max of its numbers."""
     if counts.reason:
-        yield f"  classes {counts.reason}"
+        yield from [f"  classes {counts.reason}"] * in_full
         return
     classes, spreads = counts.classes, counts.spreads
     if classes:
         empty = sum(not count for _, count in classes)
         unused = f", {empty:,} of them without a sample" if empty else ""
         yield f"  classes {split} has {counted(len(classes), 'class')}{unused}"
-        if len({count for _, count in classes}) > 1:
+        if in_full and len({count for _, count in classes}) > 1:
             some = min(_MOST_CLASSES, len(classes) // 2)
             most = sorted(classes, key=lambda pair: (-pair[1], pair[0]))
             yield f"          rarest         {_counted_classes(manifest, classes[:some])}"
             yield f"          most frequent  {_counted_classes(manifest, most[:some])}"
+    if not in_full:
+        return
     columns = {
         "": [shortened(name, 24) for name in spreads],
         **{

@@ -189,6 +189,8 @@ def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str 
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # all ranks, and any stranger, connect to rank 0
             meeting = Meeting.at(rendezvous_of(rendezvous), world.rank, world.world_size, tell)
+        else:
+            tell("--together: found no launcher with several processes, so this node copies alone")
 
     # The delay hides the bar until something is copied, and for ever if another process copies.
     with BytesBar(delay=1e-3) as bar:
@@ -203,6 +205,8 @@ def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str 
     if as_json:
         show(report)
         return
+    if options["verify"]:
+        tell(f"verified all {counted(report.num_files, 'file')}, {report.num_copied:,} of them copied")
     # A script gets the path unchanged. It may have any bytes.
     click.echo(printable(report.path) if sys.stdout.isatty() else os.fsencode(report.path))
 

@@ -61,14 +61,14 @@ def manifest_of(path: str | Path | FileAt, data: bytes, digest: str | None) -> M
     """
     try:
         manifest = parse_manifest(data)
-        check_digest(manifest, digest)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
+    check_digest(path, manifest, digest)
     return manifest
 
 
-def check_digest(manifest: Manifest, digest: str | None) -> None:
-    """Raises FormatError if the manifest's digest differs from `digest`. None matches every digest.
+def check_digest(path: str | Path | FileAt, manifest: Manifest, digest: str | None) -> None:
+    """Raises FormatError if the manifest in the file `path` has another digest than `digest`; None is any digest.
 
     The first 12 digits or more are enough. Raises ValueError if `digest` is not 12 to 64 lower-case hexadecimal digits.
     """
@@ -81,7 +81,7 @@ def check_digest(manifest: Manifest, digest: str | None) -> None:
         )
     if not manifest.digest.startswith(digest):
         raise FormatError(
-            f"digest: expected {digest}, found {manifest.digest}: this is not the pinned set; "
+            f"{path}: digest: expected {digest}, found {manifest.digest}: this is not the pinned set; "
             "open the folder of the pinned set, or pin the digest that `shardio info` prints for this set"
         )
 

@@ -37,7 +37,7 @@ from shardio.format.entries import (
 )
 from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME, RowType, crc32
 from shardio.format.manifest import Manifest
-from shardio.format.manifest_file import load_manifest
+from shardio.format.manifest_file import check_digest, load_manifest
 from shardio.format.opening import open_checked
 from shardio.sets.index import find_outside, read_rows
 from shardio.sets.names import local_folder
@@ -101,11 +101,11 @@ def verify(
     - `quick`: read no pixels and no values of arrays
     - `subset`: read this fraction of the samples (more than 0, at most 1) at random, at least one per shard
     - `seed`: draw the same subset again; by default it is random, and in the report
-    - `digest`: the set's digest, or its first 12 digits or more; another digest is reported as a problem
+    - `digest`: the set's digest, or its first 12 digits or more
     - `workers`: threads that read at the same time
     - `on_progress`: called in these threads with (bytes read since the last call, total bytes)
 
-    Raises SetNotFoundError if there is no set.
+    Raises SetNotFoundError if there is no set, FormatError if the set has another digest.
     """
     if subset is None:
         if seed is not None:
@@ -118,11 +118,12 @@ def verify(
         check_share("subset", drawn.share, drawn.seed)
     folder = Path(local_folder(path))
     try:
-        manifest = load_manifest(folder, digest)
+        manifest = load_manifest(folder)
     except SetNotFoundError:
         raise
     except (FormatError, OSError) as error:
         return VerifyReport(str(folder), quick, 1, 0, (_problem(folder / MANIFEST_NAME, error),), drawn)
+    check_digest(folder / MANIFEST_NAME, manifest, digest)
 
     def progress(nbytes: int) -> None:
         if on_progress is not None:

@@ -77,6 +77,7 @@ def test_info_counts_the_classes_and_numbers_of_the_main_split(counted: Path) ->
         ["score", "0", "4", "9", "1"],
     ]
     assert lines[at + 9].split() == ["year", "-9", "-4.5", "0"]
+    assert lines[at + 10] == "  classes val has 5 classes, 1 of them without a sample"
     facts = json.loads(called("info", counted, "--json"))
     assert facts["splits"]["val"]["samples_of_labels"] == {"0": 4, "1": 3, "2": 2, "3": 1, "4": 0}
     spread = {"minimum": 0.0, "median": 4.0, "maximum": 9.0, "num_missing": 1}

@@ -18,7 +18,7 @@ from pictures import sample_pixels
 
 from shardio.conversion.records import Reject, write_rejects
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter
-from shardio.errors import SetNotFoundError
+from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import SplitEntry
 from shardio.format.layout import SampleShape, pixels_row
 from shardio.format.manifest import Manifest
@@ -343,11 +343,13 @@ def test_a_sample_of_a_subset_that_cannot_be_read_is_damaged_and_the_others_are_
 
 
 @pytest.mark.parametrize("how", [{}, {"quick": True}, {"subset": 0.5}])
-def test_a_sound_set_that_is_not_the_pinned_one_is_a_problem(tmp_path: Path, out: Path, how: dict[str, Any]) -> None:
+def test_a_set_that_is_not_the_pinned_one_is_an_error_and_not_damaged(
+    tmp_path: Path, out: Path, how: dict[str, Any]
+) -> None:
     digest = write_set(tmp_path / "other", label_of=lambda i: (i + 1) % 3).digest
     assert verify(tmp_path / "other", digest=digest[:16], **how).ok
-    problem = only(verify(out, digest=digest, **how).problems, "manifest.json")
-    assert f"digest: expected {digest}, found " in problem.detail
+    with pytest.raises(FormatError, match=f"manifest.json: digest: expected {digest}, found "):
+        verify(out, digest=digest, **how)
 
 
 # --- disks that fail -------------------------------------------------------------------------------------------------
