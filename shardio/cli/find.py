@@ -23,9 +23,6 @@ from shardio.cli.output import next_step, say, telling_of_servers
 from shardio.errors import counted, printable, shortened
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from shardio.sets.index import IndexedSet
     from shardio.sets.selection import Selection
 
@@ -52,11 +49,10 @@ def find(out: str, split: Sequence[str], selection: Selection, as_json: bool) ->
 
     with telling_of_servers([out]):
         indexed = read_indexes(out, split, selection)
-    found = list(indexed.found.values())
     if as_json:
-        _print_json(indexed, found)
-    elif any(map(len, found)):
-        _print_lines(out, indexed, found)
+        _print_json(indexed)
+    elif any(map(len, indexed.found.values())):
+        _print_lines(out, indexed)
     else:
         say(selection.describe_none([key for rows in indexed.splits.values() for key in rows["key"].tolist()]))
 
@@ -67,50 +63,50 @@ def _next_view(out: object, split: str, samples: Sequence[int]) -> str:
     return next_step("view", out, *words, "--indices", ",".join(map(str, samples[:_MOST_SHOWN])))
 
 
-def _chunks(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> Iterator[tuple[str, Any]]:
+def _chunks(indexed: IndexedSet) -> Iterator[tuple[str, Any]]:
     """Yields (split, records) for chunks of the found samples. A record is (number, label, key) of a sample."""
     from shardio.format.layout import has_label
 
-    for (split, index), samples in zip(indexed.splits.items(), found, strict=True):
+    for split, samples in indexed.found.items():
         for first in range(0, len(samples), _CHUNK):
             some = samples[first : first + _CHUNK]
-            rows = index[some]
+            rows = indexed.splits[split][some]
             labels = rows["label"].tolist() if has_label(rows.dtype) else [None] * len(rows)
             yield split, zip(some.tolist(), labels, rows["key"].tolist(), strict=True)
 
 
-def _print_lines(out: str, indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:
+def _print_lines(out: str, indexed: IndexedSet) -> None:
     """Prints a line for each found sample, then a summary. Lines begin with the split if there are several."""
     from shardio.reading.sample import class_text
     from shardio.sets.names import is_url
 
     names = [shortened(name, _WIDEST_CLASS) for name in indexed.manifest.class_names or indexed.manifest.classes]
-    width = len(str(max(int(samples[-1]) for samples in found if len(samples))))
-    widest = max(len(class_text(label, names)) for _, samples in _chunks(indexed, found) for _, label, _ in samples)
-    several = len(indexed.splits) > 1
-    for split, samples in _chunks(indexed, found):
-        before = f"{split}  " if several else ""
+    found = {split: samples for split, samples in indexed.found.items() if len(samples)}
+    width = len(str(max(int(samples[-1]) for samples in found.values())))
+    widest = max(len(class_text(label, names)) for _, records in _chunks(indexed) for _, label, _ in records)
+    for split, records in _chunks(indexed):
+        before = f"{split}  " if len(indexed.splits) > 1 else ""
         click.echo(
             "\n".join(
                 f"{before}{number:>{width}}  {class_text(label, names):<{widest}}  {printable(os.fsdecode(key))}"
-                for number, label, key in samples
+                for number, label, key in records
             )
         )
-    total, of = sum(map(len, found)), sum(map(len, indexed.splits.values()))
+    total, of = sum(map(len, found.values())), sum(map(len, indexed.splits.values()))
     say(f"{total:,} of {counted(of, 'sample')}")
     if indexed.manifest.sample_shape is None or is_url(indexed.place):  # `view` shows pictures in folders
         return
-    split, samples = next((s, f) for s, f in zip(indexed.splits, found, strict=True) if len(f))
+    split, samples = next(iter(found.items()))
     say(_next_view(out, split, samples.tolist()))
 
 
-def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:
+def _print_json(indexed: IndexedSet) -> None:
     """Prints the found samples as one JSON object, chunk by chunk to save memory."""
     classes, names = indexed.manifest.classes, indexed.manifest.class_names
-    whole = {"path": indexed.place, "num_samples": sum(map(len, found)), "samples": []}
+    whole = {"path": indexed.place, "num_samples": sum(map(len, indexed.found.values())), "samples": []}
     click.echo(json.dumps(whole).removesuffix("]}"), nl=False)
     comma = ""
-    for split, samples in _chunks(indexed, found):
+    for split, records in _chunks(indexed):
         facts = [
             {
                 "split": split,
@@ -120,7 +116,7 @@ def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None
                 "class_name": names[label] if names and label is not None else None,
                 "key": os.fsdecode(key),
             }
-            for number, label, key in samples
+            for number, label, key in records
         ]
         click.echo(comma + json.dumps(facts)[1:-1], nl=False)
         comma = ", "

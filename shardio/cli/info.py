@@ -81,12 +81,10 @@ def _count(storage: Storage, manifest: Manifest, split: str, verbose: bool) -> _
         spreads = spreads_of(rows, numbers_of(storage, entry))
     except (FormatError, OSError) as error:
         return _Counts(in_use, reason=f"not counted: {error}")
-    if not entry.index.has_label:
-        return _Counts(in_use, [], spreads)
-    classes = count_classes(rows["label"], len(manifest.classes))
-    per_class = spread_of(np.array([count for _, count in classes]))
-    assert per_class is not None  # a split has a sample
-    return _Counts(in_use, classes, {"samples per class": per_class, **spreads})
+    classes = count_classes(rows["label"], len(manifest.classes)) if entry.index.has_label else []
+    if per_class := spread_of(np.array([count for _, count in classes])):
+        spreads = {"samples per class": per_class, **spreads}
+    return _Counts(in_use, classes, spreads)
 
 
 def _facts(name: str, manifest: Manifest, fault: str, counts: Mapping[str, _Counts]) -> dict[str, Any]:

@@ -87,25 +87,24 @@ def view(
 
     from shardio.reading.sample import captions_of
     from shardio.reading.shardset import open_shards
+    from shardio.sets.verify import verify
 
     if augmented is not None and against is not None:
         raise click.UsageError("--augmented and --against exclude each other: give one of them")
     shards = open_shards(out, split)
-    rng = np.random.default_rng(seed)
-    if selection.indices is not None:
-        chosen = selection.samples(shards.index, shards, shards.numbers).tolist()
-    elif damaged:
-        from shardio.sets.verify import verify
-
+    chosen = selection.samples(shards.index, shards, shards.numbers)
+    if damaged:
         files = {entry.file for entry in shards.content.files}
         problems = [problem for problem in verify(shards.path).problems if problem.file in files]
-        chosen = sorted({index for problem in problems for index in problem.samples})[:count]
-    else:
-        chosen = _drawn(shards, selection, rng, count, per_class)
-    if not chosen:
-        say("no sample of the split is damaged" if damaged else selection.describe_none(shards.index["key"].tolist()))
+        chosen = chosen[np.isin(chosen, [index for problem in problems for index in problem.samples])]
+    if selection.indices is None or per_class is not None:
+        chosen = _drawn(shards, chosen, selection.classes, np.random.default_rng(seed), count, per_class)
+    if not len(chosen):
+        matching = "" if selection.is_all else "matching "
+        none = selection.describe_none(shards.index["key"].tolist())
+        say(f"no {matching}sample of the split is damaged" if damaged else none)
         return
-    columns: list[Column] = [([shards.image_of(index) for index in chosen], captions_of(shards, np.array(chosen)))]
+    columns: list[Column] = [([shards.image_of(index) for index in chosen.tolist()], captions_of(shards, chosen))]
     if augmented is not None:
         columns += _augmented(shards, chosen, columns[0][0], augmented, draws, seed)
     elif against is not None:
@@ -117,29 +116,33 @@ def view(
 
 
 def _drawn(
-    shards: ShardSet, selection: Selection, rng: np.random.Generator, count: int, per_class: int | None
-) -> list[int]:
-    """Returns random samples of the selection: `count` in all, or `per_class` (or `count`) of each class."""
+    shards: ShardSet,
+    there: NDArray[np.int64],
+    classes: Sequence[str | int],
+    rng: np.random.Generator,
+    count: int,
+    per_class: int | None,
+) -> NDArray[np.int64]:
+    """Returns random samples of `there`: `count` in all, or with `per_class` or `classes`, that many of each class."""
     import numpy as np
 
     from shardio.sets.selection import find_labels
 
-    there = selection.samples(shards.index, shards, shards.numbers)
-    if per_class is None and not selection.classes:
-        return sorted(rng.choice(there, min(count, len(there)), replace=False).tolist())
+    if per_class is None and not classes:
+        return np.sort(rng.choice(there, min(count, len(there)), replace=False))
     if not shards.content.index.has_label:
         raise ValueError("--per-class needs labels, and the split has none")
     found = shards.labels[there]
-    labels = [label for name in selection.classes for label in find_labels(shards, name)]
-    chosen: list[int] = []
+    labels = [label for name in classes for label in find_labels(shards, name)]
+    chosen = [there[:0]]
     for label in labels or np.unique(found)[:100].tolist():
         some = there[found == label]
-        chosen += sorted(rng.choice(some, min(per_class or count, len(some)), replace=False).tolist())
-    return chosen
+        chosen.append(np.sort(rng.choice(some, min(per_class or count, len(some)), replace=False)))
+    return np.concatenate(chosen)
 
 
 def _augmented(
-    shards: ShardSet, chosen: Sequence[int], pictures: Pictures, chain: str, draws: int, seed: int
+    shards: ShardSet, chosen: NDArray[np.int64], pictures: Pictures, chain: str, draws: int, seed: int
 ) -> Iterator[Column]:
     """Yields the augmented pictures of all samples, and their captions, for each view of the epochs 0 to draws - 1."""
     import numpy as np
@@ -148,18 +151,17 @@ def _augmented(
     transform = read_chain(chain, len(shards.classes))
     batch = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
     has_labels = shards.content.label_row is not None
-    indices = np.array(chosen)
-    labels = torch.from_numpy(shards.labels_of(indices)) if has_labels else None
-    sizes = shards.source_sizes(indices)
+    labels = torch.from_numpy(shards.labels_of(chosen)) if has_labels else None
+    sizes = shards.source_sizes(chosen)
     for epoch in range(draws):
-        made: Any = transform(batch, labels, indices=indices, seed=seed, epoch=epoch, sizes=sizes)
+        made: Any = transform(batch, labels, indices=chosen, seed=seed, epoch=epoch, sizes=sizes)
         made = made[0] if has_labels else made
         for view, images in enumerate(made if isinstance(made, tuple) else (made,)):
             name = f"epoch {epoch}" + (f", view {view}" if isinstance(made, tuple) else "")
             yield [*levels_of(images, transform)], [name] * len(chosen)
 
 
-def _sources(shards: ShardSet, chosen: Sequence[int], src: Path) -> Column:
+def _sources(shards: ShardSet, chosen: NDArray[np.int64], src: Path) -> Column:
     import numpy as np
 
     from shardio.conversion.collect import read_again

@@ -97,6 +97,9 @@ def test_view_shows_damaged_samples(out: Path, tmp_path: Path) -> None:
     flip(out / "train-00001.npy", 4096 + 2 * 360)
     called("view", out, "--damaged", "--side", 12, "-o", tmp_path / "sheet.png")
     np.testing.assert_array_equal(pixels_of(tmp_path / "sheet.png")[6:18, 6:16], open_shards(out)[12].image)
+    none = called("view", out, "--damaged", "--indices", "13,14", "-o", tmp_path / "none.png")
+    assert none == "no matching sample of the split is damaged\n"
+    assert "no matching" in called("view", out, "--damaged", "--key", "*/13.png", "-o", tmp_path / "none.png")
 
 
 # --- replay -----------------------------------------------------------------------------------------------------------
