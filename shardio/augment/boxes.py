@@ -154,38 +154,6 @@ class Boxes(Rectangles[np.float64]):
         )
 
 
-MaskPlaces = NDArray[np.int32]
-"""The rows (or the columns) of each mask to read, int32 (B, length). -1 is outside of the image."""
-
-
-def nearest_places(starts: Floats, lengths: Floats, sizes: Numbers, limit: int, shown: Numbers) -> MaskPlaces:
-    """Returns the row (or column) of each mask that each output row is copied from, int32 (B, n), or -1.
-
-    A mask has `limit` rows. Its `lengths` rows from row `starts` on are resized to `sizes` rows, (B,) each, by nearest
-    neighbor, as torch's "nearest-exact". `shown`, (B, n), are the resized rows to output; -1 stays -1.
-    """
-    middles = starts[:, None] + (2 * shown + 1) * lengths[:, None] / (2 * sizes[:, None])
-    # Rounding may have moved a place slightly below a whole pixel.
-    places = np.clip(np.floor(middles + 1e-9), 0, limit - 1).astype(np.int32)
-    return np.where(shown < 0, np.int32(-1), places)
-
-
-def outside_places(first: Numbers, sizes: Numbers, count: int, mode: str) -> Numbers:
-    """Returns the `count` rows (or columns) from `first` on of each image, (B, count), replacing rows outside of it.
-
-    An image has `sizes` rows, (B,), and `first`, (B,), may be negative. Rows outside of the image become -1 if `mode`
-    is "constant", and rows inside of the image if `mode` is "edge", "reflect" or "symmetric", as in np.pad.
-    """
-    place, size = first[:, None] + np.arange(count), sizes[:, None]
-    if mode == "constant":
-        return np.where((place >= 0) & (place < size), place, -1)
-    if mode != "edge":  # mirrored at the middle of the pixel at the edge, or at its end
-        period = 2 * size - 2 * (mode == "reflect")
-        place = place % np.maximum(period, 1)
-        place = np.minimum(place, period - (mode == "symmetric") - place)
-    return place.clip(0, size - 1)
-
-
 def between(bounds: Iterable[float], shares: Floats) -> Floats:
     """Returns `shares`, numbers from 0 to 1, mapped to the range `bounds`, (low, high)."""
     low, high = bounds

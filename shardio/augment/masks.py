@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shardio.augment.arguments import check_type
-from shardio.augment.boxes import Boxes, MaskPlaces, nearest_places
+from shardio.augment.boxes import Boxes, Floats, Numbers
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Step, Steps
 from shardio.kernels.pixels import in_slices, run_steps
 
 MaskFill = float | Mapping[str, float]
 """The value of masks outside of the image: a number, or a mapping of mask names to numbers."""
+
+MaskPlaces = NDArray[np.int32]
+"""The rows (or the columns) of each mask to read, int32 (B, length). -1 is outside of the image."""
 
 MOVES = (Op.AFFINE, Op.PERSPECTIVE, Op.MIRROR, Op.FLIP)
 """Operations that move pixels."""
@@ -83,10 +86,10 @@ class Masks:
         """
         down, across = shown
         across = np.where(flips[:, None] & (across >= 0), sizes[:, 1:] - 1 - across, across)
-        rows = nearest_places(boxes.tops, boxes.heights, sizes[:, 0], self.size[0], down)
-        columns = nearest_places(boxes.lefts, boxes.widths, sizes[:, 1], self.size[1], across)
+        rows = _nearest_places(boxes.tops, boxes.heights, sizes[:, 0], self.size[0], down)
+        columns = _nearest_places(boxes.lefts, boxes.widths, sizes[:, 1], self.size[1], across)
         size = rows.shape[1], columns.shape[1]
-        return self._changed(size, lambda mask, fill: taken(mask, rows, columns, fill))
+        return self._changed(size, lambda mask, fill: _taken(mask, rows, columns, fill))
 
     def _changed(self, size: tuple[int, int], change: Callable[[Tensor, Tensor], Tensor]) -> Masks:
         """Returns the masks after `change`, for images of `size`. `change` gets the bits of each mask and its fill."""
@@ -110,7 +113,19 @@ class Masks:
         return replace(first, by_name=by_name)
 
 
-def taken(mask: Tensor, rows: MaskPlaces, columns: MaskPlaces, fill: Tensor) -> Tensor:
+def _nearest_places(starts: Floats, lengths: Floats, sizes: Numbers, limit: int, shown: Numbers) -> MaskPlaces:
+    """Returns the row (or column) of each mask that each output row is copied from, int32 (B, n), or -1.
+
+    A mask has `limit` rows. Its `lengths` rows from row `starts` on are resized to `sizes` rows, (B,) each, by nearest
+    neighbor, as torch's "nearest-exact". `shown`, (B, n), are the resized rows to output; -1 stays -1.
+    """
+    middles = starts[:, None] + (2 * shown + 1) * lengths[:, None] / (2 * sizes[:, None])
+    # Rounding may have moved a place slightly below a whole pixel.
+    places = np.clip(np.floor(middles + 1e-9), 0, limit - 1).astype(np.int32)
+    return np.where(shown < 0, np.int32(-1), places)
+
+
+def _taken(mask: Tensor, rows: MaskPlaces, columns: MaskPlaces, fill: Tensor) -> Tensor:
     """Returns `rows` and `columns` of each image's mask, with `fill`, (1,), where a row or a column is -1."""
     count, has_outside = len(mask), min(rows.min(initial=0), columns.min(initial=0)) < 0
     rows, columns = (np.broadcast_to(places, (count, places.shape[1])) for places in (rows, columns))

@@ -72,12 +72,13 @@ class PerSample(Transform):
                         f"PerSample: {name_of(self.transform)} must return a tensor (C, H, W); found {kind}"
                     )
                 made.append((image, own))
-        pictures = self._stacked("images", [image for image, _ in made], batch.draws.counters)
+        indices = batch.draws.counters.tolist()
+        pictures = _stacked("images", [image for image, _ in made], indices)
         if masks is not None:
-            moved = {name: [own[name] for _, own in made] for name in masks.by_name}
-            indices = batch.draws.counters
-            stacked = {name: self._stacked(f"masks[{name!r}]", parts, indices) for name, parts in moved.items()}
-            masks = Masks.of(pictures, stacked, masks.fills)
+            moved = {
+                name: _stacked(f"masks[{name!r}]", [own[name] for _, own in made], indices) for name in masks.by_name
+            }
+            masks = Masks.of(pictures, moved, masks.fills)
         return batch.holding(pictures, masks)
 
     def _call_for(self, masks: Masks | None) -> Callable[[Callable[..., Any], Tensor, dict[str, Tensor]], _Sample]:
@@ -92,15 +93,16 @@ class PerSample(Transform):
             "move with the images; use transforms of torchvision.transforms.v2, Albumentations or shardio.augment"
         )
 
-    def _stacked(self, what: str, parts: list[Tensor], indices: NDArray[np.int64]) -> Tensor:
-        for part, index in zip(parts, indices.tolist(), strict=True):
-            if (part.shape, part.dtype) != (parts[0].shape, parts[0].dtype):
-                first, found = (f"{some.dtype} {tuple(some.shape)}" for some in (parts[0], part))
-                raise ValueError(
-                    f"PerSample: the transform must return {what} of one shape and dtype; found {first} for sample "
-                    f"{indices[0]} and {found} for sample {index}: crop or resize to one size"
-                )
-        return torch.stack(parts)
+
+def _stacked(what: str, parts: list[Tensor], indices: list[int]) -> Tensor:
+    for part, index in zip(parts, indices, strict=True):
+        if (part.shape, part.dtype) != (parts[0].shape, parts[0].dtype):
+            first, found = (f"{some.dtype} {tuple(some.shape)}" for some in (parts[0], part))
+            raise ValueError(
+                f"PerSample: the transform must return {what} of one shape and dtype; found {first} for sample "
+                f"{indices[0]} and {found} for sample {index}: crop or resize to one size"
+            )
+    return torch.stack(parts)
 
 
 def _alone(transform: Callable[..., Any], image: Tensor, masks: dict[str, Tensor]) -> _Sample:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.augment.boxes import Boxes, Numbers, outside_places
+from shardio.augment.boxes import Boxes, Numbers
 from shardio.augment.masks import Masks
 from shardio.augment.resample import Cast, Filter, cast_images
 from shardio.augment.steps import Steps
@@ -46,7 +46,23 @@ class Canvas:
 
         -1 is outside of the image.
         """
-        return [outside_places(self.firsts[:, i], self.sizes[:, i], size[i], self.mode) for i in range(2)]
+        return [_outside_places(self.firsts[:, i], self.sizes[:, i], size[i], self.mode) for i in range(2)]
+
+
+def _outside_places(first: Numbers, sizes: Numbers, count: int, mode: str) -> Numbers:
+    """Returns the `count` rows (or columns) from `first` on of each image, (B, count), replacing rows outside of it.
+
+    An image has `sizes` rows, (B,), and `first`, (B,), may be negative. Rows outside of the image become -1 if `mode`
+    is "constant", and rows inside of the image if `mode` is "edge", "reflect" or "symmetric", as in np.pad.
+    """
+    place, size = first[:, None] + np.arange(count), sizes[:, None]
+    if mode == "constant":
+        return np.where((place >= 0) & (place < size), place, -1)
+    if mode != "edge":  # mirrored at the middle of the pixel at the edge, or at its end
+        period = 2 * size - 2 * (mode == "reflect")
+        place = place % np.maximum(period, 1)
+        place = np.minimum(place, period - (mode == "symmetric") - place)
+    return place.clip(0, size - 1)
 
 
 @dataclass(frozen=True, eq=False)
