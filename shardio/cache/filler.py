@@ -15,7 +15,6 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +23,7 @@ from shardio.cache.leases import CopyPaths, Lease, open_in_cache
 from shardio.cache.meeting import GroupBrokenError, Meeting
 from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy, part_of, remove_parts
 from shardio.errors import CacheError, FormatError, SpaceError
-from shardio.format.entries import FileEntry
+from shardio.format.entries import FileEntry, TableEntry
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, read_manifest
@@ -78,7 +77,7 @@ class CopyFiller:
     """The files that were linked from other copies, and verified."""
 
     def __post_init__(self) -> None:
-        tables = chain.from_iterable(split.tables for split in self.manifest.splits.values())
+        tables = (entry for entry in self.manifest.files if isinstance(entry, TableEntry))
         self.files = tuple(dict.fromkeys((*tables, *self.order, *self.manifest.files)))
         """All files of the set except the manifest, in the order in which they are copied."""
         self._cache = Cache(self.lease.path.parent)

@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,7 @@ class ChangeReport:
     copied_nbytes: int
     written_nbytes: int
     """Size of the files that are neither links nor clones nor copies, without the manifest."""
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Any]
     """Results of `change`: "num_relabeled" (samples per split) and "new_classes" (names). Of `merge`: "left_out"
     (SPLIT/ARRAY of each array; the array "labels" has the labels)."""
 
@@ -180,7 +180,7 @@ def carry_out(
     arguments: Mapping[str, Any],
     parents: Sequence[Parent],
     carrying: Carrying,
-    notes: Mapping[str, Any] | None = None,
+    notes: Mapping[str, Any],
 ) -> ChangeReport:
     """Makes the set that `draft` describes in the folder `target`, and returns a report, which includes `notes`.
 
@@ -189,9 +189,6 @@ def carry_out(
     whole set, or a temporary folder next to it, which the next change there removes.
     """
     check_arrays(draft)
-    for name, split in draft.splits.items():
-        if not len(split):
-            raise ConvertError(f"split {name!r}: expected at least one sample, found none")
     with temporary_folder(target) as (folder, _):
         maker = _Maker(draft, folder, carrying)
         provenance = describe_change(operation, arguments, [parent.manifest for parent in parents])
@@ -206,7 +203,7 @@ def carry_out(
         classes=manifest.classes,
         num_files=len(manifest.files) + 1,
         nbytes=manifest.nbytes,
-        notes=dict(notes or {}),
+        notes=notes,
         **asdict(room),
     )
 

@@ -103,8 +103,8 @@ def concatenated(parts: Sequence[StoredRows]) -> StoredRows:
         starts = np.cumsum([0, *(part.num_rows for part in parts)])
         orders = [np.arange(part.num_rows) if part.order is None else part.order for part in parts]
         order = np.concatenate([rows + start for rows, start in zip(orders, starts[:-1], strict=True)])
-    shards, crc32s = (chain.from_iterable(each) for each in zip(*((p.shards, p.crc32s) for p in parts), strict=True))
-    return StoredRows(tuple(shards), order, tuple(crc32s))
+    shards = tuple(chain.from_iterable(part.shards for part in parts))
+    return StoredRows(shards, order, tuple(chain.from_iterable(part.crc32s for part in parts)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -153,7 +154,7 @@ def change(
     shardio change out/ with-masks/ --array seg:mask=masks.npy --split train
     """
     from shardio.changes.change import change as change_set
-    from shardio.sets.given import read_lines
+    from shardio.sets.given import read_keys
 
     if step is None and not selection.is_all:
         raise click.UsageError("options that choose samples need --keep or --drop: add one of them")
@@ -164,7 +165,7 @@ def change(
         keep=selection if step == "keep" else None,
         drop=selection if step == "drop" else None,
         split=split or None,
-        classes=classes if classes in (None, "used", "new") else read_lines(Path(classes)),
+        classes=classes if classes in (None, "used", "new") else [*map(os.fsdecode, read_keys(Path(classes)))],
         arrays={name: path for name, (_, path) in arrays.items()} or None,
         kinds={name: kind for name, (kind, _) in arrays.items()},
         **options,

@@ -1,6 +1,6 @@
 """The entries of a manifest for each file, array and split, as frozen values.
 
-`content` of an entry returns the entry's JSON object. `files` and `tables` are the files that belong to it.
+`content` of an entry returns the entry's JSON object. `files` are the files that belong to it.
 """
 
 from __future__ import annotations
@@ -188,10 +188,6 @@ class SplitEntry:
         if self.index.has_label:
             return LABEL_ROW
         return self.arrays[LABELS_NAME].row if LABELS_NAME in self.arrays else None
-
-    @property
-    def tables(self) -> tuple[TableEntry, ...]:
-        return (self.index, *self.orders, *(array.crc32 for array in self.arrays.values()))
 
     def content(self) -> dict[str, Any]:
         content: dict[str, Any] = {

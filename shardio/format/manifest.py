@@ -119,11 +119,8 @@ class Manifest:
         used = {split.order, *(array.order for array in split.arrays.values())} - {None}
         if used != set(range(len(split.orders))):
             raise FormatError(
-                f"splits.{name}.orders: expected pixels and arrays to use each order, 0 to {len(split.orders) - 1}, "
-                f"found that they use {sorted(used, key=str)}"
-                if split.orders
-                else f"splits.{name}: expected no key `order`, as the split has no `orders`, found the orders "
-                f"{sorted(used, key=str)}"
+                f"splits.{name}: expected pixels and arrays to use each of the {len(split.orders)} `orders`, "
+                f"found that they use the orders {sorted(used, key=str)}"
             )
 
     def _check_array(self, where: str, name: str, array: ArrayEntry, split: SplitEntry) -> None:

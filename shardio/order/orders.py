@@ -271,7 +271,7 @@ def make_order(
     weights: ArrayLike | None = None,
 ) -> Order:
     """Returns the order of a split of `set_size` samples. See ShardLoader for the options. Raises ValueError if an
-    option is invalid, or if options contradict each other; TypeError if `seed` is not an integer."""
+    option is invalid, or if options contradict each other."""
     if isinstance(shuffle, np.bool_):
         shuffle = bool(shuffle)
     if shuffle == "block":
@@ -280,7 +280,6 @@ def make_order(
         raise ValueError(f'shuffle must be True, False, "block" or BlockShuffle(size, window); found {shuffle!r}')
     if weights is not None and shuffle is not True:
         raise ValueError(f"weights draw samples at random: they need shuffle=True; found shuffle={shuffle!r}")
-    seed = as_integer("seed", seed)
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed must be from 0 to 2**64 - 1; found {seed}")
     chosen = None if indices is None else _checked_indices(indices, set_size)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import ShardioError, SourceError, first_of
-from shardio.system.opening import check_unpacked, naming, open_untrusted, read_untrusted
+from shardio.system.opening import check_unpacked, naming, open_untrusted
 
 _NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 HEADER_MOST = 16 << 10
@@ -163,11 +163,6 @@ def read_keys(keys: Keys) -> list[bytes]:
             return _lines(path, file.read())
         with refusing(path):
             return _checked_keys(_load(path, file), f"{path}: ")
-
-
-def read_lines(path: Path) -> list[str]:
-    """Returns the lines of a file with a name per line. Raises SourceError if the file or a line is empty."""
-    return [os.fsdecode(line) for line in _lines(path, read_untrusted(path, refusal=SourceError))]
 
 
 def _lines(path: Path, data: bytes) -> list[bytes]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shardio.errors import counted
+from shardio.errors import counted, shortened
 from shardio.format.manifest import Manifest
 from shardio.version import __version__
 
@@ -79,8 +79,7 @@ def describe_making(manifest: Manifest) -> str:
 def _short(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_short(one)}" for name, one in value.items())
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+    return shortened(", ".join(map(str, value)) if isinstance(value, list) else str(value), _LONGEST_VALUE)
 
 
 def flattened(values: Mapping[str, Any] | Sequence[Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -34,7 +34,7 @@ _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 8.0
 # For a whole manifest or listing, including retries. People investigate before they wait longer.
 SMALL_FILE_SECONDS = 60.0
-# Indexes and shards may be long in coming, but no piece of one.
+# The longest wait for the next piece of an index or a shard. The whole may take longer.
 _SILENCE_SECONDS = 60.0
 # Between two looks whether a request is still wanted.
 _LOOK_SECONDS = 0.1
@@ -44,7 +44,7 @@ _REQUEST_NBYTES = 32 << 20
 _LISTING_NBYTES = 4 << 20
 # A link to a folder. The bound keeps a hostile page from taking quadratic time.
 _FOLDER_LINK = re.compile(r"""\bhref\s*=\s*["']?([^\s"'<>?#]{1,1000})/["'\s>]""", re.IGNORECASE)
-# Ranks and nodes that failed together must not come again together. Not the generator that a job may have seeded.
+# Ranks and nodes that failed together must not retry together. A generator of its own, as a job may seed the other.
 _JITTER = random.SystemRandom()
 
 # Another attempt would end the same way. Other errors of these kinds may pass: not all that fails has a number.

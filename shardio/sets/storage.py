@@ -42,7 +42,7 @@ class FolderStorage:
         self.damaged: set[str] = set()
         """The names of the files whose sha256 was found wrong."""
         self.changed: set[str] = set()
-        """The names of the files that were exchanged since the caller cleared this. Only web servers tell."""
+        """The names of the files that a web server has replaced since the caller removed them here. Else empty."""
         self._files: OpenFiles[tuple[str | FileAt, FileEntry]] = OpenFiles(lambda file: open_sized(*file), most_open())
 
     def list_folders(self) -> list[str]:

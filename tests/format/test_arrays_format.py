@@ -165,14 +165,12 @@ def test_orders_are_used_and_exist() -> None:
         for holder in (train, *train["arrays"].values()):
             holder.pop("order", None)
 
-    expect(without, "to use each order, 0 to 0, found that they use []")
-    expect(lambda train: train.update(order=1), "found that they use [0, 1]")
-    expect(lambda train: train["arrays"]["mask"].update(order=7), "found that they use [0, 7]")
-    expect(
-        lambda train: train.pop("orders"), "expected no key `order`, as the split has no `orders`, found the orders [0]"
-    )
+    expect(without, "to use each of the 1 `orders`, found that they use the orders []")
+    expect(lambda train: train.update(order=1), "they use the orders [0, 1]")
+    expect(lambda train: train["arrays"]["mask"].update(order=7), "they use the orders [0, 7]")
+    expect(lambda train: train.pop("orders"), "to use each of the 0 `orders`, found that they use the orders [0]")
     again = {"file": "again.npy", "nbytes": 4096 + 24, "sha256": "0" * 64}
-    expect(lambda train: train["orders"].append(again), "to use each order, 0 to 1, found that they use [0]")
+    expect(lambda train: train["orders"].append(again), "each of the 2 `orders`, found that they use the orders [0]")
     expect(lambda train: train["orders"][0].update(nbytes=4096 + 32), "train-order-0.npy: nbytes: expected 4120")
 
 
@@ -215,7 +213,7 @@ def test_manifests_made_in_memory_are_checked_too() -> None:
     manifest = parse_manifest(dump(document()))
     train = manifest.splits["train"]
     arrays: list[tuple[str, dict[str, Any]]] = [
-        ("to use each order", {"orders": (*train.orders, replace(train.orders[0], file="again.npy"))}),
+        ("to use each of the 2 `orders`", {"orders": (*train.orders, replace(train.orders[0], file="again.npy"))}),
         ("found this name twice", {"arrays": {**train.arrays, "again": train.arrays["mask"]}}),
         ("an array's name must not be", {"arrays": {"pixels": train.arrays["mask"]}}),
         ("kind must be one of", {"arrays": {"mask": replace(train.arrays["mask"], kind="masks")}}),
