@@ -14,7 +14,7 @@ from shardio.errors import ConvertError, FormatError, SetNotFoundError, did_you_
 from shardio.format.layout import MANIFEST_NAME, MAX_MANIFEST_NBYTES, WORK_FOLDER
 from shardio.format.manifest import Manifest, parse_manifest
 from shardio.system.files import write_atomic
-from shardio.system.opening import FileAt, FolderHandle, at, naming, open_regular
+from shardio.system.opening import FileAt, FolderHandle, naming, open_regular
 
 # Bytes of a shard in manifest.json in addition to its name.
 _SHARD_TEXT_NBYTES = 176
@@ -128,9 +128,8 @@ def commit_manifest(folder: Path | FolderHandle, manifest: Manifest) -> None:
             try:
                 os.fsync(file.fileno())
             except OSError:
-                name, opened = at(place)
                 with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=opened)
+                    place.unlink()
                 raise
     write_atomic(path, data)
 

@@ -28,7 +28,7 @@ from shardio.format.layout import (
     order_name,
 )
 from shardio.system.files import AtomicFile, write_all, write_atomic
-from shardio.system.opening import FileAt, FolderHandle, at, naming
+from shardio.system.opening import FileAt, FolderHandle, naming
 from shardio.system.pour import pour
 
 Entry = TypeVar("Entry", bound=RowsEntry)
@@ -135,9 +135,8 @@ class ArrayWriter:
         numbers = (None, *range(len(self._shards) + 1))  # the last may have been published by a call that then failed
         shards = (array_shard_name(self.split, self.name, number) for number in numbers)
         for file in (*shards, array_crc32_name(self.split, self.name)):
-            name, folder = at(self.folder / file)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=folder)
+                (self.folder / file).unlink()
 
 
 class RowsFile(AtomicFile):

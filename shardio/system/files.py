@@ -56,11 +56,9 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 def fsync_folder(folder: Path | FolderHandle) -> None:
     """Makes the names in a folder durable, if the filesystem can sync folders, and this user may read the folder."""
-    if isinstance(folder, FolderHandle):
-        with naming(folder.path):
-            _can(_NO_SYNC, os.fsync, folder.fileno())
-        return
-    with naming(folder), contextlib.suppress(PermissionError), contextlib.closing(open_folder(folder)) as opened:
+    with naming(str(folder)), contextlib.suppress(PermissionError), contextlib.ExitStack() as stack:
+        is_open = isinstance(folder, FolderHandle)
+        opened = folder if is_open else stack.enter_context(contextlib.closing(open_folder(folder)))
         _can(_NO_SYNC, os.fsync, opened.fileno())
 
 
@@ -120,7 +118,7 @@ class AtomicFile:
 
     temporary: Path
     """The path under which the file is written. No other process uses it."""
-    _file: OpenFile | None = None
+    _file: OpenFile
     _is_temporary = False  # whether there may be a file with the temporary name
 
     def __init__(self, path: Path | FileAt) -> None:
@@ -147,8 +145,6 @@ class AtomicFile:
     @property
     def descriptor(self) -> int:
         """The temporary file's descriptor. Raises ValueError after `commit` or `discard`."""
-        if self._file is None:
-            raise ValueError(f"{self.path}: this file was already committed or discarded: open it again to write")
         return self._file.fileno()
 
     def __enter__(self) -> AtomicFile:
@@ -169,8 +165,7 @@ class AtomicFile:
                 os.link(temporary, path, src_dir_fd=folder, dst_dir_fd=folder)
                 os.unlink(temporary, dir_fd=folder)
             self._is_temporary = False
-            if self._file is not None:
-                self._file.close()
+            self._file.close()
             fsync_folder(self._folder)
 
     def discard(self) -> None:
@@ -178,12 +173,10 @@ class AtomicFile:
         if self._is_temporary:
             # Errors here must not hide the error for which the file is discarded.
             with contextlib.suppress(OSError):
-                name, folder = at(self._folder / self.temporary.name)
-                os.unlink(name, dir_fd=folder)
+                (self._folder / self.temporary.name).unlink()
             self._is_temporary = False
-            with contextlib.suppress(OSError):
-                if self._file is not None:
-                    self._file.close()
+            with contextlib.suppress(OSError, AttributeError):  # it may not have been opened
+                self._file.close()
 
     def __exit__(self, *_: object) -> None:
         self.discard()
@@ -237,12 +230,12 @@ def is_temporary(name: str) -> bool:
 
 @contextlib.contextmanager
 def alone_with(path: Path, *others: Path, only_looks: bool = False) -> Iterator[bool]:
-    """Yields whether no process writes the temporary file `path` any more, and then holds its lock.
+    """Yields whether the temporary file `path` is abandoned: no process writes it. The block then holds its lock.
 
-    A file of another machine, whose lock may be invisible here, is abandoned a day after the last write to it and to
-    `others`. A file of this machine is abandoned at once or, if the filesystem has no locks, after a day or a reboot.
-    A missing file is abandoned. With `only_looks`, others may look at the same time, and this user need not be able to
-    write. Raises OSError or FormatError if it is another user's, or no file.
+    A missing file is abandoned. A file of this machine is abandoned if its lock is free; on a filesystem without locks,
+    after a day or a reboot. A file of another machine, whose lock may be invisible here, is abandoned a day after the
+    last write to it and to `others`. With `only_looks`, the lock is shared, and permission to read is enough. Raises
+    OSError or FormatError if it is another user's, or no file.
     """
     locked: bool | None = True
     with contextlib.ExitStack() as stack:
@@ -292,9 +285,8 @@ def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name
 def remove_temporaries(folder: Path | FolderHandle) -> None:
     """Removes all temporary files in `folder`, even files being written, which then cannot be published."""
     for temporary in _temporaries(folder):
-        name, opened = at(folder / temporary)
         with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=opened)
+            (folder / temporary).unlink()
 
 
 def _temporaries(folder: Path | FolderHandle) -> list[str]:
@@ -328,10 +320,10 @@ _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSU
 _NO_CLONE = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOTTY)
 
 
-def try_link(source: str | Path, target: str | Path | FileAt) -> bool:
+def try_link(source: str | Path | FileAt, target: str | Path | FileAt) -> bool:
     """Makes `target` a hard link to `source`. Returns False if the system allows no such link."""
-    name, folder = at(target)
-    return _can(_NO_LINK, os.link, source, name, dst_dir_fd=folder, follow_symlinks=False)
+    (old, there), (new, here) = at(source), at(target)
+    return _can(_NO_LINK, os.link, old, new, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
 
 
 def try_clone(source: OpenFile, descriptor: int) -> bool:

@@ -124,13 +124,20 @@ class FolderHandle(contextlib.AbstractContextManager["FolderHandle"]):
 
 @dataclass(frozen=True)
 class FileAt:
-    """The place of a file in an open folder; the file need not exist. As text it is the file's path, for messages."""
+    """The place of a file in an open folder; the file need not exist. As text it is the file's path, for messages. Its
+    methods are like a Path's."""
 
     folder: FolderHandle
     name: str
 
     def __str__(self) -> str:
         return f"{self.folder}/{self.name}"
+
+    def lstat(self) -> os.stat_result:
+        return os.lstat(self.name, dir_fd=self.folder.fileno())
+
+    def unlink(self) -> None:
+        os.unlink(self.name, dir_fd=self.folder.fileno())
 
 
 def at(path: str | os.PathLike[str] | FileAt) -> tuple[str | os.PathLike[str], int | None]:
