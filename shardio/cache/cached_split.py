@@ -25,7 +25,7 @@ from shardio.cache.filler import CopyFiller, take_names
 from shardio.cache.folder import Cache
 from shardio.cache.leases import Lease
 from shardio.cache.meeting import Meeting
-from shardio.cache.partial_set import CopyReader, PartialSet, StagedReader, fetch
+from shardio.cache.partial_set import PartialSet, StagedReader, fetch
 from shardio.cache.stage import take_lease
 from shardio.errors import FormatError, ShardioError, first_of, printable
 from shardio.format.entries import ShardEntry, SplitEntry
@@ -36,7 +36,7 @@ from shardio.kernels.finalized import Finalized
 from shardio.kernels.rowcopy import Places
 from shardio.reading.choose import Io, SplitSource, make_reader
 from shardio.reading.layout import SplitLayout, as_rows
-from shardio.reading.reader import Reader
+from shardio.reading.reader import BatchMemory, ReadCounts, Reader, Request, WrappingReader
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.names import is_url, resolve
 from shardio.sets.storage import Storage, open_storage
@@ -50,59 +50,59 @@ _POLL_SECONDS = 0.02
 _MOST_BATCHES = 1000
 
 
-class _BackgroundFill:
-    """Copies a set in a thread, which has no reference to `owner`, a CachedSplit, and stops when `owner` is freed."""
+class _StagedSplit:
+    """A split of the set in `storage`, and its copy, which threads complete. It has no reference to `owner`, a
+    CachedSplit: the threads stop when `owner` is freed."""
 
-    def __init__(self, owner: CachedSplit, storage: Storage) -> None:
-        self.storage = storage
+    def __init__(self, owner: CachedSplit, storage: Storage, manifest: Manifest, split: str, lease: Lease) -> None:
+        self.storage, self.manifest, self.split, self.lease = storage, manifest, split, lease
+        self.filler: CopyFiller | None = None
+        """The last filler that was begun."""
         self.threads: list[DaemonThread] = []
-        self.manifest: Manifest
-        self.lease: Lease | None = None
-        self.state = "complete"
-        """The progress of the copy, in words."""
-        self.io_reason = ""
-        """Why this kind of reader was chosen, as text for users."""
         self.stopped = Flag(owner)
+
+    def open_copy(self) -> ShardSet:
+        """Opens the complete copy. Raises FormatError if a file has lost its name, or fails the checks of opening."""
+        shards = open_shards(self.lease.path, self.split, digest=self.lease.digest, mapped=False)
+        for entry in shards.content.files:
+            if not self.lease.has(entry):
+                raise missing_file(shards.path_of(entry))
+        return shards
+
+    def open_partial(self) -> PartialSet:
+        return PartialSet(self.storage, self.manifest, self.split, self.lease)
 
     def begin(
         self, order: Sequence[ShardEntry] = (), *, verify: bool = False, meeting: Meeting | None = None
     ) -> DaemonThread:
-        self._tell_filling()
-        assert self.lease is not None
-        filler = CopyFiller(
+        """Starts a thread that completes the copy, and returns the thread."""
+        self.filler = CopyFiller(
             self.storage,
             self.manifest,
             self.lease,
             order=order,
             verify=verify,
             stop=self.stopped,
-            on_wait=self._tell_waiting,
-            on_fill=self._tell_filling,
+            has_readers=True,
             meeting=meeting,
             on_message=_warn,
         )
-        thread = DaemonThread(partial(self._run, filler), "shardio-stage")
+        thread = DaemonThread(partial(self._run, self.filler), "shardio-stage")
         self.threads.append(thread)
         thread.begin()
         return thread
 
-    def _tell_filling(self) -> None:
-        self.state = f"copying from {self.storage.name}"
-
-    def _tell_waiting(self, process: int | None) -> None:
-        self.state = "another process is copying" if process is None else f"process {process} is copying"
-
     def _run(self, filler: CopyFiller) -> None:
         """Runs `filler`. An error becomes a warning, as training can continue without the copy."""
         try:
-            self.state = "complete" if filler.run() else "stopped"
+            filler.state = "complete" if filler.run() else "stopped"
         except Exception as error:
-            self.state = "stopped" if self.stopped.is_set() else f"failed: {error}"
-            if self.state != "stopped":
+            filler.state = "stopped" if self.stopped.is_set() else f"failed: {error}"
+            if filler.state != "stopped":
                 _warn(f"training continues, reading {self.storage.name} without a copy: {error}")
         finally:
             if self.stopped.is_set():
-                self._end_lease()
+                self.lease.close()
 
     def stop(self) -> None:
         self.stopped.set()
@@ -124,11 +124,98 @@ class _BackgroundFill:
                     warn_of_silence(self.storage.name, [*left, *helpers])
             finally:
                 if not any(thread.is_alive() for thread in self.threads):  # else the thread does it
-                    self._end_lease()
+                    self.lease.close()
 
-    def _end_lease(self) -> None:
-        if self.lease is not None:
-            self.lease.close()
+
+class CopyReader(WrappingReader):
+    """Reads a split through its copy or, while that is incomplete, through a PartialSet. When an epoch begins, or a
+    file is gone, changes to the reader that suits the copy then. The arguments are those of `make_reader`."""
+
+    def __init__(
+        self, staged: _StagedSplit, shards: ShardSet, io: Io, num_samples: int, tables: Sequence[str], reserved: int
+    ) -> None:
+        self._staged = staged
+        self._io: Io = io
+        self._make = partial(make_reader, io=io, num_samples=num_samples, tables=tables, reserved_nbytes=reserved)
+        super().__init__(self._open(shards))
+        self._former: list[Reader] = []
+        self._lock = threading.Lock()
+
+    def _open(self, shards: ShardSet) -> Reader:
+        if isinstance(shards, PartialSet):
+            lease, index = self._staged.lease, shards.content.index
+            if self._io == "direct" and lease.has(index) and direct_alignment(lease.path / index.file) is None:
+                where = f'{lease.path}: this filesystem lacks O_DIRECT, which io="direct" needs'
+                raise ValueError(f'{where}: use "auto", "mmap" or "pread"')
+            reader: Reader = StagedReader(shards, ())
+            self.reason = (
+                f"the copy in {lease.path} was not complete, or not readable, when reading began: missing shards are "
+                f"read from {shards.storage.name}; an epoch that finds it complete reads it as io={self._io!r} says"
+            )
+        else:
+            reader, self.reason = self._make(shards)
+        self._shards = shards
+        return reader
+
+    def _reopen(self) -> Reader | None:
+        """Returns the reader that suits the copy now; None if it is the present reader."""
+        staged, shards = self._staged, self._shards
+        changed = shards.changed_files()
+        for entry in changed:  # it was removed, or replaced by a sound file, or written to
+            with contextlib.suppress(OSError):
+                try:
+                    SplitLayout.open_file(shards, entry).close()
+                except FormatError:
+                    take_names(staged.lease.path.parent, os.lstat(staged.lease.path / entry.file), _warn)
+        if (changed or isinstance(shards, PartialSet)) and staged.lease.is_complete():
+            # A file may be copied again. Whatever else is wrong, the set can still be read as before.
+            with contextlib.suppress(FormatError, OSError):
+                return self._open(staged.open_copy())
+        if not changed or not staged.lease.path.exists():
+            return None
+        staged.begin()
+        return self._open(staged.open_partial())
+
+    def _change(self, reader: Reader) -> None:
+        """Changes to another reader if one suits the copy better, unless another thread has replaced `reader`."""
+        with self._lock:
+            if self._reader is reader and (reopened := self._reopen()) is not None:
+                self._former.append(reader)  # which may be reading
+                self._reader = reopened
+
+    def _try(self, read: Callable[[Reader], None]) -> None:
+        reader = self._reader
+        try:
+            read(reader)
+        except FormatError:
+            self._change(reader)
+            if self._reader is reader:
+                raise
+            read(self._reader)
+
+    @property
+    def whole_lines(self) -> int:
+        return self._reader.whole_lines
+
+    @property
+    def min_part_nbytes(self) -> int:  # type: ignore[override]
+        return self._reader.min_part_nbytes
+
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
+        self._try(lambda reader: reader.copy(name, indices, out, lines))
+
+    def read_samples(
+        self, request: Request, memory: BatchMemory, numbers: NDArray[np.int64], indices: NDArray[np.int64]
+    ) -> None:
+        self._try(lambda reader: reader.read_samples(request, memory, numbers, indices))
+
+    def begin_epoch(self) -> bool:
+        self._change(self._reader)
+        return super().begin_epoch()
+
+    def counts(self) -> ReadCounts:
+        readers = self._reader, *self._former
+        return ReadCounts(*map(sum, zip(*(reader.counts() for reader in readers), strict=True)))
 
 
 class StorageReader(Reader):
@@ -173,117 +260,70 @@ class CachedSplit(Finalized, SplitSource):
         digest: str | None = None,
         meeting: Meeting | None = None,
     ) -> None:
-        self._name = split
-        self._meeting = meeting
-        self._storage = open_storage(place)
-        self._fill = _BackgroundFill(self, self._storage)
+        storage = open_storage(place)
         close_at_exit(self)
         try:
-            self._fill.lease, self._manifest = take_lease(self._storage, Cache(cache), digest)
-            self._lease, self._fill.manifest = self._fill.lease, self._manifest
-            check_split(self._storage.name, self._manifest, split)
-            self._split = self._manifest.splits[split]
-            self.num_samples, self.digest = self._split.num_samples, self._manifest.digest
+            lease, manifest = take_lease(storage, Cache(cache), digest)
+            self._staged = _StagedSplit(self, storage, manifest, split, lease)
+            check_split(storage.name, manifest, split)
+            self._meeting, self._split = meeting, manifest.splits[split]
+            self.num_samples, self.digest = self._split.num_samples, manifest.digest
             if meeting is not None:
-                wanted = {"set": self._storage.name, "split": split, "digest": self._manifest.digest}
-                meeting.agree(wanted)
+                meeting.agree({"set": storage.name, "split": split, "digest": manifest.digest})
         except BaseException:
             self.close()
             raise
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
         """Waits until the index is copied. A thread copies the shards: in the order in which `batches` need them."""
+        staged, lease, meeting = self._staged, self._staged.lease, self._meeting
         # All nodes copy in one order, and a node that has everything passes it on.
-        order = _by_need(self._split, batches) if self._meeting is None else ()
-        if self._lease.is_complete():
+        order = _by_need(self._split, batches) if meeting is None else ()
+        if lease.is_complete():
             with contextlib.suppress(FormatError, PermissionError):  # a file is missing, truncated or another user's
-                self._shards = _open_copy(self._lease, self._name)
-                if self._meeting is not None:
-                    self._fill.begin(meeting=self._meeting)
+                self._shards = staged.open_copy()
+                if meeting is not None:
+                    staged.begin(meeting=meeting)
                 return self._shards
-            self._lease.check_own(self._lease.path)
-            self._storage.load_manifest(self.digest)  # or the source could be another set
-        thread = self._fill.begin(order, meeting=self._meeting)
-        while not self._lease.has(self._split.index) and thread.is_alive():
+            lease.check_own(lease.path)
+            staged.storage.load_manifest(self.digest)  # or the source could be another set
+        thread = staged.begin(order, meeting=meeting)
+        while not lease.has(self._split.index) and thread.is_alive():
             time.sleep(_POLL_SECONDS)
-        self._shards = PartialSet(self._storage, self._manifest, self._name, self._lease)
+        self._shards = staged.open_partial()
         return self._shards
 
     def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Reader:
-        # `settle` outlives this: neither it nor what it calls may refer to self.
-        staging, lease, name, index = self._fill, self._lease, self._name, self._split.index
-        storage, manifest, opened = self._storage, self._manifest, [self._shards]
-
-        def make(shards: ShardSet) -> Reader:
-            if isinstance(shards, PartialSet):
-                if io == "direct" and lease.has(index) and direct_alignment(lease.path / index.file) is None:
-                    where = f'{lease.path}: this filesystem lacks O_DIRECT, which io="direct" needs'
-                    raise ValueError(f'{where}: use "auto", "mmap" or "pread"')
-                reader: Reader = StagedReader(shards, ())
-                staging.io_reason = (
-                    f"the copy in {lease.path} was not complete, or not readable, when reading began: missing shards "
-                    f"are read from {storage.name}; an epoch that finds it complete reads it as io={io!r} says"
-                )
-            else:
-                reader, staging.io_reason = make_reader(shards, io, num_samples, tables, reserved_nbytes)
-            opened[0] = shards
-            return reader
-
-        def settle() -> Reader | None:
-            changed = opened[0].changed_files()
-            for entry in changed:  # it was removed, or replaced by a sound file, or written to
-                with contextlib.suppress(OSError):
-                    try:
-                        SplitLayout.open_file(opened[0], entry).close()
-                    except FormatError:
-                        take_names(lease.path.parent, os.lstat(lease.path / entry.file), _warn)
-            if (changed or isinstance(opened[0], PartialSet)) and lease.is_complete():
-                # A file may be copied again. Whatever else is wrong, the set can still be read as before.
-                with contextlib.suppress(FormatError, OSError):
-                    return make(_open_copy(lease, name))
-            if not changed or not lease.path.exists():
-                return None
-            staging.begin()
-            return make(PartialSet(storage, manifest, name, lease))
-
-        return CopyReader(make(self._shards), settle)
+        self._reader = CopyReader(self._staged, self._shards, io, num_samples, tables, reserved_nbytes)
+        return self._reader
 
     def make_second(self) -> StorageReader:
         """When the samples are intact in the storage, a thread verifies the whole copy, once, and mends it."""
-        not_begun = [None]  # the gather thread that pops it begins
+        staged, not_begun = self._staged, [None]  # the gather thread that pops it begins
 
         def verify_copy() -> None:
-            if not self._fill.threads and not self._fill.stopped.is_set():
+            if not staged.threads and not staged.stopped.is_set():
                 with contextlib.suppress(IndexError):
                     not_begun.pop()
-                    self._fill.begin(verify=True)
+                    staged.begin(verify=True)
 
-        return StorageReader(self._shards, self._storage, verify_copy)
+        return StorageReader(self._shards, staged.storage, verify_copy)
 
     def describe(self) -> dict[str, Any]:
         num_away = self._shards.look() if isinstance(self._shards, PartialSet) else 0
         count = sum(len(self._shards.table_of(name).files) for name in self._shards.main_tables)
-        staging: dict[str, Any] = {"state": self._fill.state, "path": str(self._lease.path)}
-        staging |= {"shards": count, "shards_here": count - num_away}
-        return {"io_reason": self._fill.io_reason, "staging": staging}
+        state = self._staged.filler.state if self._staged.filler else "complete"
+        staging = {"state": state, "path": str(self._staged.lease.path), "shards": count}
+        return {"io_reason": self._reader.reason, "staging": {**staging, "shards_here": count - num_away}}
 
     def stop(self) -> None:
-        self._fill.stop()
+        self._staged.stop()
 
     def close(self) -> None:
-        if hasattr(self, "_fill"):  # else its making was interrupted
-            self._fill.close()
+        if hasattr(self, "_staged"):  # else its making was interrupted
+            self._staged.close()
 
     finalize = close
-
-
-def _open_copy(lease: Lease, split: str) -> ShardSet:
-    """Opens a complete copy. Raises FormatError if a file has lost its name, or fails the checks of `open_shards`."""
-    shards = open_shards(lease.path, split, digest=lease.digest, mapped=False)
-    for entry in shards.content.files:
-        if not lease.has(entry):
-            raise missing_file(shards.path_of(entry))
-    return shards
 
 
 def _by_need(split: SplitEntry, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import functools
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from shardio.cache.folder import Cache, CachedCopy
 from shardio.cache.leases import CopyPaths, Lease, open_in_cache
 from shardio.cache.meeting import GroupBrokenError, Meeting
 from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy, part_of, remove_parts
+from shardio.cache.together import LeftBehindError, Together
 from shardio.errors import CacheError, FormatError, SpaceError
 from shardio.format.entries import FileEntry, TableEntry
 from shardio.format.layout import MANIFEST_NAME
@@ -31,8 +33,8 @@ from shardio.format.opening import KnownFiles, open_checked, open_sound
 from shardio.format.parse import is_digest
 from shardio.sets.names import is_url
 from shardio.sets.storage import FileCopier, Storage
-from shardio.system.files import fsync_folder, lock_at_once, remove_temporaries, reserve
-from shardio.system.opening import FolderHandle, at, naming, naming_owner
+from shardio.system.files import fsync_folder, lock_at_once, remove_temporaries, reserve, try_link
+from shardio.system.opening import FolderHandle, naming, naming_owner
 from shardio.system.threads import Flag, Stop, ThreadPool
 
 R = TypeVar("R")
@@ -52,7 +54,7 @@ class CopyFiller:
 
     `workers` threads copy indexes, orders and checksums first, then the files in `order`, then the other files. The
     caller holds the lease until `run` has returned. Any thread may set `stop`: `run` then returns once the piece of 8
-    MiB, or the sync, under way is done. `on_fill` is called when this process gets the right to fill the copy. The
+    MiB, or the sync, under way is done. With `has_readers`, samples are read meanwhile, and requests are short. The
     other parameters are as for `stage`; `meeting` is its `together`.
     """
 
@@ -64,9 +66,9 @@ class CopyFiller:
     workers: int = 4
     verify: bool = False
     stop: Flag = field(default_factory=Flag)
+    has_readers: bool = False
     on_progress: Callable[[int, int], None] | None = None
     on_wait: Callable[[int | None], None] | None = None
-    on_fill: Callable[[], None] | None = None
     meeting: Meeting | None = None
     on_message: Callable[[str], object] = lambda text: None
     evicted: list[CachedCopy] = field(default_factory=list, init=False)
@@ -84,6 +86,8 @@ class CopyFiller:
         self._copier = FileCopier(self.storage, self.workers, "shardio-stage", self.on_progress, stop=self.stop)
         if self.meeting is not None:
             self.meeting.stop = self.stop
+        self.state = f"copying from {self.storage.name}"
+        """The progress of the copy, in words."""
         self._known: KnownFiles = {}
         self._links: dict[FileEntry, os.stat_result] = {}
         """The unfinished files that are links to another copy's files, with their lstat."""
@@ -98,6 +102,7 @@ class CopyFiller:
             stack.callback(self._decline)  # or the others would wait for this rank
             self._cache.sweep()
             source = self.storage.name if is_url(self.storage.name) else os.path.abspath(self.storage.name)
+            waits = False
             while not self.stop.is_set():
                 complete = not self.verify and self.lease.manifest() is not None and not self._missing(self.lease.path)
                 if complete and self.meeting is None:
@@ -116,10 +121,12 @@ class CopyFiller:
                 if self.meeting is not None:  # another process of this node fills, or takes part
                     self._decline()
                     continue
-                on_wait, self.on_wait = self.on_wait, None
-                if on_wait is not None:
-                    on_wait(self.lease.filler())
-                self.stop.wait(_POLL_SECONDS)
+                if not waits:
+                    waits, process = True, self.lease.filler()
+                    self.state = "another process is copying" if process is None else f"process {process} is copying"
+                    if self.on_wait is not None:
+                        self.on_wait(process)
+                time.sleep(_POLL_SECONDS)
             return False
 
     def _decline(self) -> None:
@@ -140,8 +147,7 @@ class CopyFiller:
 
     def _fill(self, folder: FolderHandle) -> bool:
         """Writes what is missing into `folder`, an open handle, as other users may put another folder at its path."""
-        if self.on_fill is not None:
-            self.on_fill()
+        self.state = f"copying from {self.storage.name}"
         remove_temporaries(folder)  # no other process writes here: they are left by a killed one
         was_empty = not os.listdir(folder.fileno())
         todo = self._missing(folder)
@@ -185,8 +191,7 @@ class CopyFiller:
         self._copier.total += sum(entry.nbytes for entry in entries)
         for entry in (damaged := self._copier.find_damaged(folder, entries)):
             with contextlib.suppress(FileNotFoundError):  # a process that read the file has removed it
-                status = os.stat(entry.file, dir_fd=folder.fileno(), follow_symlinks=False)
-                take_names(self._cache.folder, status, self.on_message)
+                take_names(self._cache.folder, (folder / entry.file).lstat(), self.on_message)
         return damaged
 
     def _copy(self, folder: FolderHandle, todo: Sequence[FileEntry]) -> None:
@@ -195,7 +200,7 @@ class CopyFiller:
         try:
             if self.meeting is not None:
                 self._copy_together(folder, partial)
-            left = [entry for entry in self.files if os.path.lexists(str(partial.path_of(entry)))]
+            left = [entry for entry in self.files if partial.has(entry)]
             self._copier.each(lambda entry: self._complete(partial, entry), left)
         finally:
             if not (partial.states == THERE).any():
@@ -237,7 +242,7 @@ class CopyFiller:
     def _fetch_missing(self, partial: PartialCopy, entry: FileEntry) -> None:
         """Fetches a file's MISSING blocks, then the COMING blocks that other processes do not complete in time."""
         blocks = partial.blocks[entry]
-        requests, nbytes = _REQUESTS if self.on_fill is None else _SHARED_REQUESTS
+        requests, nbytes = _SHARED_REQUESTS if self.has_readers else _REQUESTS
         step = max(1, nbytes // blocks.size)
         fetched = 0
 
@@ -266,10 +271,9 @@ class CopyFiller:
 
     def _copy_together(self, folder: FolderHandle, partial: PartialCopy) -> None:
         """Fetches files together with the other nodes of the meeting, for as long as that works."""
-        from shardio.cache.together import LeftBehindError, Together
 
         def finish(entry: FileEntry) -> bool:
-            if os.path.lexists(str(partial.path_of(entry))):
+            if partial.has(entry):
                 return self._finish(partial, entry) == entry.sha256
             damaged = self._remove_damaged(folder, [entry])  # it was here before, and came wrong to another node
             for each in damaged:
@@ -287,10 +291,8 @@ class CopyFiller:
             return
         while len(members) > 1 and not self.stop.is_set():
             try:
-                group = meeting.connect(members)
-                Together(
-                    group, self.storage, partial, folder, self.files, finish, self._copier.count, self.on_message
-                ).run()
+                group, count = meeting.connect(members), self._copier.count
+                Together(group, self.storage, partial, folder, self.files, finish, count, self.on_message).run()
                 break
             except GroupBrokenError as error:
                 if self.stop.is_set():
@@ -308,13 +310,13 @@ class CopyFiller:
                 break
 
     def _with_room(self, todo: Sequence[FileEntry], make: Callable[[Sequence[FileEntry]], R]) -> R:
+        """Returns make(todo). If the disk is full, makes room and calls `make` again, with what is left of `todo`."""
         try:
             return make(todo)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            # The disk takes no folder, or another process has taken the same free space: once more, with what can be
-            # evicted now.
+            # The disk takes no folder, or another process has taken the same free space.
             self.evicted += self._cache.make_room(self.lease.digest, self._needed(todo))
             return make(self._left(todo))
 
@@ -322,6 +324,7 @@ class CopyFiller:
         return [entry for entry in todo if entry not in self.copied and entry not in self.linked]
 
     def _needed(self, todo: Sequence[FileEntry]) -> int:
+        """Returns how many more bytes of the disk the files `todo` need."""
         left = [entry for entry in self._left(todo) if entry not in self._links]
         needed = sum(entry.nbytes for entry in left) + len(self.manifest.dumps())
         for entry in left:
@@ -369,12 +372,12 @@ def link_from_others(folder: FolderHandle, entries: Sequence[FileEntry]) -> dict
                     if source is None or entry in linked:
                         continue
                     with contextlib.suppress(OSError, FormatError), open_checked(source, entry) as file:
-                        status, (new, here) = os.fstat(file.fileno()), at(part_of(folder, entry))
+                        status, target = os.fstat(file.fileno()), part_of(folder, entry)
                         if status.st_uid != os.geteuid():
                             continue
                         with contextlib.suppress(FileExistsError):
-                            os.link(source.name, new, src_dir_fd=other.fileno(), dst_dir_fd=here, follow_symlinks=False)
+                            try_link(source, target)
                         # Else it was being fetched, or another file has taken the name since.
-                        if os.path.samestat(os.lstat(new, dir_fd=here), status):
+                        if os.path.samestat(target.lstat(), status):
                             linked[entry] = status
     return linked

@@ -122,24 +122,23 @@ class Cache:
             raise ValueError(f"give exactly one of `keep` and `free`, in bytes; found keep={keep} and free={free}")
         copies = sorted(self.copies(), key=lambda copy: copy.last_used)
         self.sweep()
-        left = {copy.digest: list(_statuses(Path(copy.path))) for copy in copies}
-        nbytes = _sizes(left.values())[0]
+        left = {copy.digest: list(_statuses(copy.path)) for copy in copies}
         removed, kept = [], [copy for copy in copies if not copy.readable]
         for copy in (copy for copy in copies if copy.readable):
-            if (nbytes <= keep) if keep is not None else (self.free_nbytes() >= (free or 0)):
+            nbytes = _sizes(left.values())[0]
+            if (keep is not None and nbytes <= keep) or (free is not None and free <= self.free_nbytes()):
                 break
             try:
                 if self._remove(CopyPaths(self.folder, copy.digest)):
                     removed.append(copy)
                     del left[copy.digest]
-                    nbytes = _sizes(left.values())[0]
                 else:
                     kept.append(replace(copy, in_use=True))
             except PermissionError:
                 kept.append(copy)
             except CacheError as error:
                 kept.append(replace(copy, in_use=True, problem=str(error)))
-        return EvictReport(str(self.folder), tuple(removed), tuple(kept), nbytes)
+        return EvictReport(str(self.folder), tuple(removed), tuple(kept), _sizes(left.values())[0])
 
     def make_room(self, digest: str, nbytes: int) -> tuple[CachedCopy, ...]:
         """Evicts unused copies until `nbytes` more bytes fit on the disk. Returns the evicted copies.
@@ -247,7 +246,7 @@ class Cache:
             flags, may_pass = os.O_WRONLY | os.O_CREAT | os.O_EXCL, FileExistsError  # another process has made it
         elif marker.stat().st_size:  # else its maker was killed, or is the folder's owner
             return
-        with contextlib.suppress(may_pass), open_in_cache(marker, flags, sole_name=True) as file:
+        with contextlib.suppress(may_pass), open_in_cache(marker, flags) as file:
             write_all(file.fileno(), _MARKER)
             os.fsync(file.fileno())  # whoever makes the folder of a copy syncs its name
 
@@ -266,24 +265,23 @@ class Cache:
 
 
 def _describe(paths: CopyPaths, may_remove: bool) -> CachedCopy:
-    status, processes, in_use, problem = os.stat(paths.folder), tuple[int, ...](), False, ""
+    status, processes, in_use, problem = os.stat(paths.folder), tuple[int, ...](), True, ""
     try:
         if may_remove:
             with contextlib.suppress(OSError):  # a full disk
                 paths.open_lock().close()
-        status = os.lstat(paths.lock)
-        in_use = bool(processes := holders_of(status))
-        if not in_use:
+        processes = holders_of(status := os.lstat(paths.lock))
+        if not processes:
             with open_in_cache(paths.lock) as lock:
-                in_use = not lock_at_once(lock.fileno())
-                if not in_use:
+                if lock_at_once(lock.fileno()):
                     paths.check_lock(lock)
+                    in_use = False
     except FileNotFoundError:  # only others can remove it
-        pass
+        in_use = False
     except PermissionError:  # another user's, who does not share it: this user may not remove it
-        in_use = True
+        pass
     except CacheError as error:
-        in_use, problem = True, str(error)
+        problem = str(error)
     nbytes, nbytes_alone = _sizes([_statuses(paths.folder)])
     os.stat(paths.folder)  # raises if the copy was evicted in between
     return CachedCopy(
@@ -304,7 +302,7 @@ def _describe(paths: CopyPaths, may_remove: bool) -> CachedCopy:
 
 def _freed(copies: Iterable[CachedCopy]) -> int:
     """Returns how many bytes become free if all of `copies` are evicted."""
-    return _sizes(_statuses(Path(copy.path)) for copy in copies)[1]
+    return _sizes(_statuses(copy.path) for copy in copies)[1]
 
 
 def _sizes(copies: Iterable[Iterable[os.stat_result]]) -> tuple[int, int]:
@@ -320,7 +318,7 @@ def _sizes(copies: Iterable[Iterable[os.stat_result]]) -> tuple[int, int]:
     return sum(sizes.values()), sum(sizes[inode] for inode in each if counts[inode] >= each[inode].st_nlink)
 
 
-def _statuses(folder: Path) -> Iterator[os.stat_result]:
+def _statuses(folder: str | Path) -> Iterator[os.stat_result]:
     """Yields the lstat of each file in the folder of a copy; nothing if the folder is gone or unreadable."""
     with contextlib.suppress(PermissionError, FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:

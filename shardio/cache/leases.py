@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import stat
 import time
 import weakref
@@ -25,7 +26,7 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest, read_manifest
 from shardio.system.files import lock_at_once, make_folder, write_all
 from shardio.system.machine import PROC
-from shardio.system.opening import FolderHandle, OpenFile, is_same_file, kind_of, naming, open_untrusted
+from shardio.system.opening import FileAt, FolderHandle, OpenFile, is_same_file, kind_of, naming, open_untrusted
 from shardio.system.threads import Ticker
 
 MARKER_NAME = "shardio-cache.txt"
@@ -80,9 +81,9 @@ class CopyPaths:
             return lock
 
     def check_lock(self, lock: OpenFile) -> None:
-        """Raises CacheError if holders of a lock that was removed may still come back, and lock `lock`.
+        """Raises CacheError if processes may use the copy without a lock on `lock`, the open lock file.
 
-        The first look at a copy without a lock makes `lock`. Its holders come back within a period.
+        They had locked a file that was removed since. Within a period they notice, and lock the file that is there now.
         """
         left = 2 * KEEP_SECONDS - abs(time.time() - os.fstat(lock.fileno()).st_mtime)
         if left > 0 and os.pread(lock.fileno(), len(_IS_OLDER), 0) != _IS_OLDER:
@@ -185,7 +186,7 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
         path = self._paths.fill
         allowed = True
         try:
-            lock = open_in_cache(path, os.O_RDWR | os.O_CREAT, sole_name=True)
+            lock = open_in_cache(path, os.O_RDWR | os.O_CREAT)
             share(lock.fileno(), self._paths.cache)
         except PermissionError:
             if not path.exists():
@@ -216,7 +217,7 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
         if not os.path.lexists(self.path):
             # The process that made the lock may not have said so, and may have been killed.
             path = self._paths.lock
-            with contextlib.suppress(OSError, CacheError), open_in_cache(path, os.O_WRONLY, sole_name=True) as lock:
+            with contextlib.suppress(OSError, CacheError), open_in_cache(path, os.O_WRONLY) as lock:
                 write_all(lock.fileno(), _IS_OLDER)
         make_folder(self.path)
         _check_folder(self.path)
@@ -286,8 +287,10 @@ def _check_folder(path: Path) -> None:
             raise CacheError(f"{path}: expected the folder of a copy, found {kind_of(mode)}{WAY_OUT}")
 
 
-def open_in_cache(path: Path, flags: int = os.O_RDONLY, *, sole_name: bool = False) -> OpenFile:
-    """Opens a file of a cache by `open_untrusted`. Raises CacheError unless it is a regular file."""
+def open_in_cache(path: Path | FileAt, flags: int = os.O_RDONLY) -> OpenFile:
+    """Opens a file of a cache by `open_untrusted`. Raises CacheError unless it is a regular file; to write, also if it
+    has a second hard link, which may be another user's file, or another copy's."""
+    sole_name = flags != os.O_RDONLY
     return open_untrusted(path, flags, refusal=CacheError, way_out=WAY_OUT, sole_name=sole_name)
 
 
@@ -327,9 +330,7 @@ def holders_of(status: os.stat_result, proc: Path = PROC) -> tuple[int, ...]:
     """Returns the ids of the processes that hold a flock on the file with the lstat `status`; () if unknown."""
     key = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError):
-        locks = map(str.split, (proc / "locks").read_text().splitlines())
-        # 3: FLOCK ADVISORY READ 1234 fe:00:5678 0 EOF; for a waiting process the second field is an arrow.
-        return tuple(
-            sorted({int(each[4]) for each in locks if len(each) == 8 and (each[1], each[5]) == ("FLOCK", key)})
-        )
+        # 3: FLOCK ADVISORY READ 1234 fe:00:5678 0 EOF; for a waiting process the second word is an arrow.
+        lock = rf"^\d+: FLOCK +ADVISORY +\w+ +(\d+) +{key} "
+        return tuple(sorted({int(process) for process in re.findall(lock, (proc / "locks").read_text(), re.MULTILINE)}))
     return ()

@@ -118,15 +118,15 @@ class Meeting:
     def agree(self, what: Mapping[str, str]) -> None:
         """Raises LaunchError, at all ranks, unless all ranks call this with the same `what` within 120 seconds."""
 
-        def word(said: Any) -> dict[str, str]:
-            return {name: value + "" for name, value in said.items()}
+        def parse(value: Any) -> dict[str, str]:
+            return {name: text + "" for name, text in value.items()}
 
         def decide(found: dict[int, dict[str, str]]) -> dict[int, dict[str, str]]:
             others = [rank for rank in self._ranks if rank and found.get(rank, {}) != what]
             return {0: dict(what)} | {rank: found.get(rank, {}) for rank in others[:1]}
 
         try:
-            found = self._decide(self._store, 0, "agree", MEET_SECONDS, dict(what), word, decide)
+            found = self._decide(self._store, 0, "agree", MEET_SECONDS, dict(what), parse, decide)
             # A rank of another job may come to the same port after the ranks of this job have agreed.
             found[self.rank] = dict(what)
             problem = next(filter(None, (_difference(rank, found[rank], found.get(0, {})) for rank in found)), "")
@@ -157,7 +157,7 @@ class Meeting:
             elif self.rank:
                 self._store.set(f"form/{self.rank}", json.dumps(None))
                 return ()
-            found = self._decide(self._store, 0, "form", MEET_SECONDS, mine, lambda said: Member(**said), decide)
+            found = self._decide(self._store, 0, "form", MEET_SECONDS, mine, lambda value: Member(**value), decide)
         except (RuntimeError, OSError) as error:
             raise GroupBrokenError(f"rank 0 does not answer: {_line(error)}") from None
         if mine and found.get(self.rank) != mine:
@@ -200,53 +200,49 @@ class Meeting:
         name: str,
         seconds: float,
         mine: Any,
-        word: Callable[[Any], T],
+        parse: Callable[[Any], T],
         decide: Callable[[dict[int, T]], dict[int, T]] = dict,
     ) -> dict[int, T]:
         """Returns the result of `decide`, which rank `decider` calls with {rank: that rank's `mine`}.
 
-        The dict lacks ranks that do not send their value, as JSON, within `seconds`. `word` reads a value, and raises
-        an error if no rank can have sent it. The decider returns after the other ranks have read the result, or 10
-        seconds later. Raises RuntimeError if the store or the decider does not answer.
+        The dict lacks ranks that do not send their value, as JSON, within `seconds`. `parse` turns JSON into a value,
+        and raises an error if no rank can have sent it. The decider returns after the other ranks have read the
+        result, or 10 seconds later. Raises RuntimeError if the store or the decider does not answer.
         """
 
         def ask() -> dict[int, T]:
             store.set(f"{name}/{self.rank}", json.dumps(mine, default=vars))
-            deadline = time.monotonic() + seconds
             if self.rank == decider:
-                found: dict[int, T] = {}
-                silent = set(self._ranks)
-                while silent and time.monotonic() < deadline:
-                    for rank in [rank for rank in silent if store.check([f"{name}/{rank}"])]:
-                        silent.remove(rank)
-                        if (said := _read(store.get(f"{name}/{rank}"), word)) is not None:
-                            found[rank] = said
-                    self._pause()
+                keys = {rank: f"{name}/{rank}" for rank in self._ranks}
+                self._wait_for(store, [*keys.values()], seconds)
+                values = {rank: _parsed(store.get(key), parse) for rank, key in keys.items() if store.check([key])}
+                found = {rank: value for rank, value in values.items() if value is not None}
                 decided = decide(found)
                 store.set(name, json.dumps(decided, default=vars))
                 # The store may end with this process, so the others read the decision first.
-                readers = [rank for rank in found if rank != decider]
-                deadline = time.monotonic() + REGROUP_SECONDS
-                while any(not store.check([f"{name}/{rank}/read"]) for rank in readers) and time.monotonic() < deadline:
-                    self._pause()
+                self._wait_for(store, [f"{name}/{rank}/read" for rank in found if rank != decider], REGROUP_SECONDS)
                 return decided
-            while not store.check([name]):
-                if time.monotonic() > deadline + REGROUP_SECONDS:
-                    raise RuntimeError(f"rank {decider} does not answer")
-                self._pause()
-            read = _read(store.get(name), lambda said: {int(rank): word(each) for rank, each in said.items()})
+            if not self._wait_for(store, [name], seconds + REGROUP_SECONDS):
+                raise RuntimeError(f"rank {decider} does not answer")
+            decision = _parsed(store.get(name), lambda ranks: {int(rank): parse(each) for rank, each in ranks.items()})
             with contextlib.suppress(RuntimeError, OSError):  # the decider did not wait any longer
                 store.set(f"{name}/{self.rank}/read", "")
-            if read is None:
-                raise RuntimeError("found words that no rank says")
-            return read
+            if decision is None:
+                raise RuntimeError("found a decision that no rank can have made")
+            return decision
 
         return _within(seconds + 2 * REGROUP_SECONDS, ask, self.stop)
 
-    def _pause(self) -> None:
-        if self.stop.is_set():
-            raise GroupBrokenError("copying was stopped")
-        time.sleep(_POLL_SECONDS)
+    def _wait_for(self, store: Any, keys: list[str], seconds: float) -> bool:
+        """Waits until `store` has all `keys`. Returns False if it lacks one of them after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while keys and not store.check(keys):
+            if time.monotonic() > deadline:
+                return False
+            if self.stop.is_set():
+                raise GroupBrokenError("copying was stopped")
+            time.sleep(_POLL_SECONDS)
+        return True
 
 
 @dataclass(eq=False)
@@ -319,10 +315,10 @@ def _difference(rank: int, found: Mapping[str, str], expected: Mapping[str, str]
     return ""
 
 
-def _read(said: bytes, word: Callable[[Any], T]) -> T | None:
-    """Returns `word` of the JSON `said`; None if no rank says so. Others may have written it into the store."""
+def _parsed(text: bytes, parse: Callable[[Any], T]) -> T | None:
+    """Returns `parse` of the JSON `text`; None if no rank can have sent it. Anybody may write into the store."""
     with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
-        return word(json.loads(said))
+        return parse(json.loads(text))
     return None
 
 

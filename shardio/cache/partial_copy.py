@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.cache.leases import lock_within
+from shardio.cache.leases import lock_within, open_in_cache
 from shardio.errors import CacheError
 from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES
@@ -30,7 +30,7 @@ from shardio.reading.mapping import RowMapping
 from shardio.sets.storage import Read
 from shardio.system.files import fsync_folder, lock_at_once, write_all
 from shardio.system.machine import boot_id
-from shardio.system.opening import FileAt, FolderHandle, OpenFile, at, naming, open_untrusted
+from shardio.system.opening import FileAt, FolderHandle, OpenFile, at, naming
 from shardio.system.pour import pour
 
 # A block is at least as long as a cheap request, and so short that a few of them are a small part of the memory.
@@ -47,7 +47,7 @@ _COMING_SECONDS = 2.0
 _POLL_SECONDS = 0.002
 # A process that adds a block to a file locks the file for a moment.
 _LOCK_SECONDS = 60.0
-_FLAGS_PREFIX = ".blocks-"
+_STATES_PREFIX = ".blocks-"
 _PART_SUFFIX = ".part"
 
 
@@ -110,26 +110,26 @@ class PartialCopy:
     `finish`. Other processes of the same user open the files by `find`, and may call `add`.
     """
 
-    def __init__(self, folder: Path | FolderHandle, blocks: Mapping[FileEntry, FileBlocks], flags: OpenFile) -> None:
+    def __init__(self, folder: Path | FolderHandle, blocks: Mapping[FileEntry, FileBlocks], states: OpenFile) -> None:
         self.blocks = blocks
         self._folder = folder
         mapping = RowMapping([sum(each.count for each in blocks.values())], 1)
-        mapping.map_file(0, flags)
+        mapping.map_file(0, states)
         self.states: NDArray[np.uint8] = mapping.rows[:, 0]
 
     @classmethod
     def begin(cls, folder: FolderHandle, manifest: Manifest, missing: Collection[FileEntry]) -> PartialCopy:
         """Returns the copy, with an unfinished file for each entry in `missing`. Keeps blocks that are there."""
-        blocks, path = blocks_of(manifest), _flags_of(folder)
-        _remove(folder, lambda name: name.startswith(_FLAGS_PREFIX) and name != path.name)
+        blocks, path = blocks_of(manifest), _states_path(folder)
+        _remove(folder, lambda name: name.startswith(_STATES_PREFIX) and name != path.name)
         with naming(path):
-            flags = _open(path, os.O_RDWR | os.O_CREAT)
-            if os.fstat(flags.fileno()).st_size != _flags_nbytes(blocks):
-                os.ftruncate(flags.fileno(), 0)
-                write_all(flags.fileno(), bytes(_flags_nbytes(blocks)))  # so a full disk is an error here
-            copy = cls(folder, blocks, flags)
+            states = open_in_cache(path, os.O_RDWR | os.O_CREAT)
+            if os.fstat(states.fileno()).st_size != _states_nbytes(blocks):
+                os.ftruncate(states.fileno(), 0)
+                write_all(states.fileno(), bytes(_states_nbytes(blocks)))  # so a full disk is an error here
+            copy = cls(folder, blocks, states)
         # What a killed process was fetching is missing.
-        copy._set_flags(0, np.where(copy.states == THERE, THERE, MISSING).astype(np.uint8).tobytes())
+        copy._set_states(0, np.where(copy.states == THERE, THERE, MISSING).astype(np.uint8).tobytes())
         for entry in blocks:
             if entry in missing:
                 copy.make(entry)
@@ -142,26 +142,30 @@ class PartialCopy:
         """Returns the unfinished files of the copy in `folder`; None if it has none, or they are another user's."""
         blocks = blocks_of(manifest)
         with contextlib.suppress(OSError, CacheError):
-            flags = _open(_flags_of(folder), os.O_RDWR)
-            status = os.fstat(flags.fileno())
-            if status.st_size == _flags_nbytes(blocks) and status.st_uid == os.geteuid():
-                return cls(folder, blocks, flags)
+            states = open_in_cache(_states_path(folder), os.O_RDWR)
+            status = os.fstat(states.fileno())
+            if status.st_size == _states_nbytes(blocks) and status.st_uid == os.geteuid():
+                return cls(folder, blocks, states)
         return None
 
     def path_of(self, entry: FileEntry) -> Path | FileAt:
         return part_of(self._folder, entry)
 
+    def has(self, entry: FileEntry) -> bool:
+        """Returns whether there is an unfinished file, or a link to another copy's file."""
+        return os.path.lexists(str(self.path_of(entry)))
+
     def open(self, entry: FileEntry, flags: int = os.O_RDONLY) -> OpenFile:
         """Opens an unfinished file. Raises CacheError for a link to another copy's file, unless it is only read."""
-        return _open(self.path_of(entry), flags)
+        return open_in_cache(self.path_of(entry), flags)
 
     def make(self, entry: FileEntry) -> None:
         """Makes an unfinished file, unless it is there. Nothing is written to a link to another copy's file."""
-        name, folder = at(self.path_of(entry))
+        path = self.path_of(entry)
         with contextlib.suppress(FileNotFoundError):
-            if os.stat(name, dir_fd=folder, follow_symlinks=False).st_nlink > 1:
-                os.unlink(name, dir_fd=folder)
-        with self.open(entry, os.O_RDWR | os.O_CREAT) as file, naming(self.path_of(entry)):
+            if path.lstat().st_nlink > 1:
+                path.unlink()
+        with self.open(entry, os.O_RDWR | os.O_CREAT) as file, naming(path):
             if os.fstat(file.fileno()).st_size != entry.nbytes:  # it is new
                 self.mark(entry, MISSING)
                 os.ftruncate(file.fileno(), entry.nbytes)
@@ -177,7 +181,7 @@ class PartialCopy:
         blocks = self.blocks[entry]
         first, last = blocks.within(start, entry.nbytes if stop is None else stop)
         if first < last:
-            self._set_flags(blocks.first + first, bytes([state]) * (last - first))
+            self._set_states(blocks.first + first, bytes([state]) * (last - first))
 
     def wait(self, entry: FileEntry, start: int, stop: int) -> None:
         """Waits until no block of [start, stop) is COMING, at most 2 seconds: the process fetching it may be dead."""
@@ -185,10 +189,10 @@ class PartialCopy:
         while (states == COMING).any() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
-    def _set_flags(self, number: int, values: bytes) -> None:
-        path = _flags_of(self._folder)
+    def _set_states(self, number: int, values: bytes) -> None:
+        path = _states_path(self._folder)
         # It is removed when the copy is complete.
-        with contextlib.suppress(FileNotFoundError), _open(path, os.O_RDWR) as file, naming(path):
+        with contextlib.suppress(FileNotFoundError), open_in_cache(path, os.O_RDWR) as file, naming(path):
             os.pwrite(file.fileno(), values, HEADER_NBYTES + number)
 
     def read(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
@@ -259,7 +263,6 @@ class PartialCopy:
         with self.open(entry) as file, naming(path):
             lock_within(file.fileno(), fcntl.LOCK_EX, _LOCK_SECONDS)
             sha256 = pour(lambda offset, buffer: os.preadv(file.fileno(), [buffer], offset), entry.nbytes)
-            (old, there), (new, here) = at(path), at(self._folder / entry.file)
             if sha256 != entry.sha256:
                 self.make(entry)
                 self.mark(entry, MISSING)
@@ -270,9 +273,10 @@ class PartialCopy:
             except OSError:
                 # The system now calls the pages clean: a second sync would succeed, and nothing be on the disk.
                 with contextlib.suppress(OSError):
-                    os.unlink(old, dir_fd=there)
+                    path.unlink()
                 self.mark(entry, MISSING)
                 raise
+            (old, there), (new, here) = at(path), at(self._folder / entry.file)
             os.rename(old, new, src_dir_fd=there, dst_dir_fd=here)
         fsync_folder(self._folder)
         return sha256
@@ -280,26 +284,22 @@ class PartialCopy:
 
 def remove_parts(folder: FolderHandle) -> None:
     """Removes the unfinished files and the states of blocks. Processes that have them open can still use them."""
-    _remove(folder, lambda name: name.startswith(_FLAGS_PREFIX) or (name[:1] == "." and name.endswith(_PART_SUFFIX)))
+    _remove(folder, lambda name: name.startswith(_STATES_PREFIX) or (name[:1] == "." and name.endswith(_PART_SUFFIX)))
 
 
-def _flags_nbytes(blocks: Mapping[FileEntry, FileBlocks]) -> int:
+def _states_nbytes(blocks: Mapping[FileEntry, FileBlocks]) -> int:
     return HEADER_NBYTES + sum(each.count for each in blocks.values())
 
 
-def _flags_of(folder: Path | FolderHandle) -> Path | FileAt:
-    return folder / (_FLAGS_PREFIX + boot_id())
+def _states_path(folder: Path | FolderHandle) -> Path | FileAt:
+    return folder / (_STATES_PREFIX + boot_id())
 
 
 def part_of(folder: Path | FolderHandle, entry: FileEntry) -> Path | FileAt:
     return folder / f".{entry.file}{_PART_SUFFIX}"
 
 
-def _open(path: Path | FileAt, flags: int) -> OpenFile:
-    return open_untrusted(path, flags, refusal=CacheError, sole_name=flags != os.O_RDONLY)
-
-
 def _remove(folder: FolderHandle, is_meant: Callable[[str], bool]) -> None:
     for name in filter(is_meant, os.listdir(folder.fileno())):
         with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-            os.unlink(name, dir_fd=folder.fileno())
+            (folder / name).unlink()

@@ -9,17 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.cache.leases import Lease
-from shardio.cache.partial_copy import MISSING, THERE, PartialCopy
+from shardio.cache.partial_copy import MISSING, THERE, PartialCopy, blocks_of
 from shardio.errors import CacheError, FormatError
 from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import MANIFEST_NAME, SampleShape, crc32
@@ -28,7 +26,7 @@ from shardio.format.opening import check_sha256
 from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import SplitLayout, StoredTable
 from shardio.reading.mapped_table import MappedTable
-from shardio.reading.reader import BatchMemory, MappedReader, ReadCounts, Reader, Request, WrappingReader, wrong_row
+from shardio.reading.reader import MappedReader, wrong_row
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.files import write_all
@@ -50,6 +48,9 @@ class PartialTable(MappedTable):
     def __init__(self, table: StoredTable, order: MappedTable | None, shards: PartialSet) -> None:
         super().__init__(table, shards.folder, order)
         self._shards = weakref.proxy(shards)  # which has this table
+        blocks = blocks_of(shards.manifest)
+        self._first_blocks = np.array([blocks[entry].first for entry in table.files])
+        self._block_rows = np.array([blocks[entry].num_rows for entry in table.files])
         self._partial: PartialCopy | None = None
         self._is_away = np.ones(len(table.files), bool)
         """The files that are not finished."""
@@ -77,9 +78,6 @@ class PartialTable(MappedTable):
     def _map_unfinished(self) -> PartialCopy | None:
         """Maps the unfinished files. Returns None if they do not all exist yet, or if blocks are not whole rows."""
         partial = PartialCopy.find(self._shards.lease.path, self._shards.manifest)
-        blocks = [partial.blocks[entry] for entry in self.table.files] if partial else []
-        self._first_blocks = np.array([each.first for each in blocks])
-        self._block_rows = np.array([each.num_rows for each in blocks])
         if partial is None or not self._block_rows.all():
             return None
         for number in np.flatnonzero(self._is_away).tolist():
@@ -105,14 +103,6 @@ class PartialTable(MappedTable):
             blocks = self._first_blocks[files] + (stored - self.table.starts[files]) // self._block_rows[files]
             states = np.where(states == _WHOLE, _WHOLE, partial.states[blocks])
         return states
-
-    @property
-    def file_rows(self) -> tuple[NDArray[np.uint8], ...]:
-        """The rows of each file, as `MappedTable.file_rows`. Raises FormatError while a file is not in the copy."""
-        if self.look():
-            missing = self.table.files[int(np.argmax(self._is_away))]
-            raise FormatError(f"{self.path_of(missing)}: this shard is not copied yet: wait until the copy is complete")
-        return super().file_rows
 
     def lent(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
         return None if (self._states(indices) != _WHOLE).any() else super().lent(indices)
@@ -240,56 +230,3 @@ class StagedReader(MappedReader):
     num_threads = _STORAGE_THREADS
     whole_lines = 1
     min_part_nbytes = 0
-
-
-class CopyReader(WrappingReader):
-    """Reads a copy by `reader`. When an epoch begins, or a file is gone, changes to the reader that `settle` returns.
-
-    `settle` returns None if `reader` is still the right one for the copy.
-    """
-
-    def __init__(self, reader: Reader, settle: Callable[[], Reader | None]) -> None:
-        super().__init__(reader)
-        self._settle = settle
-        self._former: list[Reader] = []
-        self._lock = threading.Lock()
-
-    @property
-    def whole_lines(self) -> int:
-        return self._reader.whole_lines
-
-    @property
-    def min_part_nbytes(self) -> int:  # type: ignore[override]
-        return self._reader.min_part_nbytes
-
-    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
-        self._try(lambda reader: reader.copy(name, indices, out, lines))
-
-    def read_samples(
-        self, request: Request, memory: BatchMemory, numbers: NDArray[np.int64], indices: NDArray[np.int64]
-    ) -> None:
-        self._try(lambda reader: reader.read_samples(request, memory, numbers, indices))
-
-    def _try(self, read: Callable[[Reader], None]) -> None:
-        reader = self._reader
-        try:
-            read(reader)
-        except FormatError:
-            self._change(reader)
-            if self._reader is reader:
-                raise
-            read(self._reader)
-
-    def _change(self, reader: Reader) -> None:
-        with self._lock:
-            if self._reader is reader and (settled := self._settle()) is not None:
-                self._former.append(reader)  # which may be reading
-                self._reader = settled
-
-    def begin_epoch(self) -> bool:
-        self._change(self._reader)
-        return super().begin_epoch()
-
-    def counts(self) -> ReadCounts:
-        readers = self._reader, *self._former
-        return ReadCounts(*map(sum, zip(*(reader.counts() for reader in readers), strict=True)))

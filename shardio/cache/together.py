@@ -9,7 +9,6 @@ windows are read, and the previous window is written. A file that came wrong is 
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -174,13 +173,13 @@ class Together:
     def __post_init__(self) -> None:
         self._copy = FolderStorage(self.folder)
         self._finishing: dict[FileEntry, Call[bool]] = {}
-        self._complete = {entry: not os.path.lexists(str(self.partial.path_of(entry))) for entry in self.files}
+        self._complete = {entry: not self.partial.has(entry) for entry in self.files}
         self._unchecked = {entry for entry in self.files if self._complete[entry]}
         self._planned: deque[tuple[WindowPlan, Call[NDBytes]]] = deque()
         """The windows that are planned and not passed on yet."""
         self._windows = deque([np.zeros(0, np.uint8)] * 3)
-        self._came: dict[FileEntry, list[tuple[int, int, WindowPlan]]] = {}
-        """What this pass has written into each unfinished file: the plans of the bytes [start, stop)."""
+        self._came: dict[FileEntry, list[Piece]] = {}
+        """The pieces that this pass has written into each unfinished file."""
         self._before = self._came
         self._givers: dict[FileEntry, list[set[int]]] = {}
         """The nodes that gave each piece which is another one in this pass."""
@@ -240,9 +239,10 @@ class Together:
                 error = failure
             seconds += time.monotonic() - start
             blocks, cursor = self._next_window(files, cursor)
-            has = np.array([self._has(block) for block in blocks], bool)
+            # Of a block that a process of this node fetches for a sample, this node will have the bytes.
+            has = [self._complete[block[0]] or self.partial.states_of(*block)[0] != MISSING for block in blocks]
             head = np.array([seconds, error is not None], np.float32).view(np.uint8)
-            told = self._tell(np.concatenate([head, np.packbits(has)]))
+            told = self._tell(np.concatenate([head, np.packbits(np.array(has, bool))]))
             heads = told[:, :8].copy().view(np.float32)
             can_read &= heads[:, 1] == 0
             if not turn:  # else one node reads all
@@ -294,10 +294,6 @@ class Together:
             nbytes += found[-1][2] - found[-1][1]
             number, block = (number, block + 1) if block + 1 < blocks.count else (number + 1, 0)
         return found, (number, block)
-
-    def _has(self, block: Block) -> bool:
-        """Returns whether this node has a block, or a process of this node is fetching the block for a sample."""
-        return self._complete[block[0]] or bool(self.partial.states_of(*block)[0] != MISSING)
 
     def _mark(self, plan: WindowPlan, state: int) -> None:
         """Sets the state of the blocks of `plan` that this node lacks, for the other processes of the node."""
@@ -368,7 +364,8 @@ class Together:
                 if run.entry in self._before:
                     self._compare(run.entry, begin, data)
                 self.partial.write(run.entry, begin, data.data)
-                self._came.setdefault(run.entry, []).append((begin, end, plan))
+                came = self._came.setdefault(run.entry, [])
+                came += [piece for piece in plan.pieces if piece.entry == run.entry and begin <= piece.start < end]
                 self.on_progress(end - begin)
             self._finish_if_there(run.entry)
 
@@ -376,11 +373,10 @@ class Together:
         """Finds out who gave the bytes of an unfinished file, from byte `begin` on, that are others than `data`."""
         there = np.empty_like(data)
         self.partial.read(entry, begin, there.data)
-        for start, stop, plan in self._before[entry]:
-            for piece in plan.pieces:
-                span = slice(max(0, piece.start - begin), max(0, piece.start + piece.nbytes - begin))
-                if piece.entry == entry and start <= piece.start < stop and (there[span] != data[span]).any():
-                    self._givers.setdefault(entry, []).append({piece.owner, piece.share})
+        for piece in self._before[entry]:
+            span = slice(max(0, piece.start - begin), max(0, piece.start + piece.nbytes - begin))
+            if (there[span] != data[span]).any():
+                self._givers.setdefault(entry, []).append({piece.owner, piece.share})
 
     def _finish_if_there(self, entry: FileEntry) -> None:
         is_begun = self._complete[entry] or entry in self._finishing

@@ -228,14 +228,6 @@ class Flag:
     def set(self) -> None:
         self._reasons.append(None)
 
-    def wait(self, seconds: float) -> bool:
-        """Sleeps for `seconds`, unless the flag is set already. Returns whether the flag is set afterwards.
-
-        Setting the flag does not end the sleep, so `seconds` must be short.
-        """
-        time.sleep(0.0 if self._reasons else seconds)
-        return self.is_set()
-
 
 # The calls end with anything else: None, or a weak reference that has died.
 _Calls = queue.SimpleQueue[Any]

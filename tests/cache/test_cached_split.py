@@ -315,7 +315,7 @@ def test_a_copying_thread_that_collects_its_loader_ends_and_gives_the_lease_back
     loader = loaded(src, cache)
     held.append(loader)
     gate.opened.set()
-    (thread,) = loader._pipeline._source._fill.threads  # type: ignore[union-attr]
+    (thread,) = loader._pipeline._source._staged.threads  # type: ignore[union-attr]
     thread.join(30)
     assert not thread.is_alive()
     assert not [copy for copy in Cache(cache).copies() if copy.in_use]

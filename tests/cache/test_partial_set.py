@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from pictures import sample_pixels
 
 from shardio.cache import partial_set as partialset
-from shardio.cache.partial_set import PartialSet
+from shardio.cache.partial_copy import PartialCopy, remove_parts
+from shardio.cache.partial_set import PartialSet, PartialTable
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
 from shardio.kernels.rowcopy import Windows
 from shardio.reading.shardset import open_shards
 from shardio.sets.storage import FolderStorage
+from shardio.system.opening import FolderHandle
 
 NUM_SAMPLES = 47  # in shards of ten
 
@@ -129,10 +131,9 @@ def test_it_is_a_sequence_of_samples_like_any_other(src: Path, storage: Counting
     with pytest.raises(IndexError):
         shards[NUM_SAMPLES]
     assert np.array_equal(shards.labels, whole.labels)
-    with pytest.raises(FormatError, match=r"train-00000.npy: this shard is not copied yet"):
-        _ = shards.mapped().file_rows
     for file in shard_files(src):
         shutil.copyfile(src / file, copy.path / file)
+    assert not shards.look()
     for here, there in zip(shards.mapped().file_rows, whole.mapped().file_rows, strict=True):
         assert np.array_equal(here, there)
 
@@ -189,6 +190,21 @@ def test_threads_read_while_shards_come(src: Path, storage: CountingStorage, cop
         thread.join()
     assert not errors
     assert not shards.look()
+
+
+def test_a_look_of_another_thread_that_finds_the_copy_just_finished_disturbs_no_reader(
+    src: Path, storage: CountingStorage, copy: Copy
+) -> None:
+    manifest = load_manifest(src)
+    with FolderHandle(copy.path) as folder:
+        PartialCopy.begin(folder, manifest, manifest.files)
+        shards = opened(storage, copy)
+        remove_parts(folder)
+    table = shards.mapped()
+    assert isinstance(table, PartialTable)
+    assert table._map_unfinished() is None
+    assert table._partial is not None
+    assert_whole(shards, np.random.default_rng(1))
 
 
 def test_what_is_copied_is_not_asked_for_at_every_batch(

@@ -584,21 +584,20 @@ def test_a_filler_that_is_told_to_stop_ends_soon_and_the_next_goes_on(out: Path,
     assert stage(out, cache).num_copied == 6 - len(copied)
 
 
-def test_a_filler_that_takes_over_from_another_is_told_so(out: Path, cache: Path) -> None:
+def test_a_filler_that_takes_over_from_another_shows_it_in_its_state(out: Path, cache: Path) -> None:
     told: list[str] = []
     with Cache(cache).lease(load_manifest(out).digest) as lease:
         filling = lease.try_filling("")
         assert filling is not None
 
         def wait(process: int | None) -> None:
-            told.append(f"waits for {process}")
+            told.append(filler.state)
             filling.close()
 
-        with filler_of(out, cache, on_wait=wait, on_fill=lambda: told.append("fills")) as filler:
+        with filler_of(out, cache, on_wait=wait) as filler:
             assert filler.run()
-            assert told == [f"waits for {os.getpid()}", "fills"]
-            assert filler.run()
-    assert told == [f"waits for {os.getpid()}", "fills"]  # there was nothing to fill
+            assert told == [f"process {os.getpid()} is copying"]
+            assert filler.state == f"copying from {out}"
 
 
 def test_a_filler_that_waits_can_be_told_to_stop(
