@@ -56,10 +56,12 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 def fsync_folder(folder: Path | FolderHandle) -> None:
     """Makes the names in a folder durable, if the filesystem can sync folders, and this user may read the folder."""
-    with naming(str(folder)), contextlib.suppress(PermissionError), contextlib.ExitStack() as stack:
-        is_open = isinstance(folder, FolderHandle)
-        opened = folder if is_open else stack.enter_context(contextlib.closing(open_folder(folder)))
-        _can(_NO_SYNC, os.fsync, opened.fileno())
+    with naming(str(folder)), contextlib.suppress(PermissionError):
+        if isinstance(folder, FolderHandle):
+            _can(_NO_SYNC, os.fsync, folder.fileno())
+            return
+        with contextlib.closing(open_folder(folder)) as opened:
+            _can(_NO_SYNC, os.fsync, opened.fileno())
 
 
 def fsync_file(path: Path | FileAt) -> None:
