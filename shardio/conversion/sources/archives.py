@@ -103,9 +103,8 @@ def list_members(
             for name, place in names.items()
         }
 
-    paths = placed(is_class)
-    is_above = is_class or len(paths) < len(images)  # names begin anew in each archive
-    paths = paths if is_above == is_class else placed(is_above)
+    is_above = is_class or len(placed(False)) < len(images)  # names begin anew in each archive
+    paths = placed(is_above)
     scan = _Members(src, folder, paths, ignored)
     some = first_of(list(stems.values()), 3, repr)
     series = {(words[archive], re.sub(r"\d+", "", stem)) for archive, stem in stems.items()}

@@ -23,7 +23,7 @@ from shardio.conversion.sources.collection import Collection, Extent, Fault, Fil
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import Ignored, clutter
 from shardio.conversion.sources.rows import read_rows
-from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, TarMember, drain, members, open_archive
+from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, drain, members, open_archive
 from shardio.conversion.sources.tree import list_tree
 from shardio.errors import DecodeError, SourceError, counted
 from shardio.format.layout import is_safe_name
@@ -37,7 +37,7 @@ _SYNSETS_NAME = "data/meta.mat"
 _TRUTH_NAME = "data/ILSVRC2012_validation_ground_truth.txt"
 _MAX_DEVKIT_NBYTES = 64 << 20  # unpacked; the real one has a few MB
 
-_VAL_IMAGE = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG")
+_VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG", re.ASCII)
 
 
 def list_ilsvrc(src: Path) -> Listing:
@@ -73,7 +73,7 @@ def list_ilsvrc(src: Path) -> Listing:
         found["train"] = list(chain.from_iterable(by_class))
     if val is not None and devkit is not None:
         found["val"] = _in_tree_order(*drain([_walk_val(val, devkit, ignored)]))
-        if missing := set(range(1, len(devkit.truth) + 1)) - {_number(one.key) for one in found["val"]}:
+        if missing := set(range(1, len(devkit.truth) + 1)) - {_number(os.fsdecode(one.key)) for one in found["val"]}:
             found_none = f"found none with number {min(missing)} ({len(missing):,} missing)"
             raise SourceError(f"{val}: expected {len(devkit.truth):,} images, one for each label, {found_none}")
     known = Collection(FileOrigin(folder), ignored=ignored, kind="ilsvrc")
@@ -82,50 +82,46 @@ def list_ilsvrc(src: Path) -> Listing:
 
 def holds_tars(archive: Archive) -> bool:
     """Whether the first member of an archive is a tar, as in the archive of training images."""
-    first = next(members(archive), None)
-    return first is not None and first.name.endswith(b".tar")
+    return next((name for name, _ in members(archive)), "").endswith(".tar")
 
 
 # --- the archives -----------------------------------------------------------------------------------------------------
 
 
-def _class_tars(train: Path, ignored: Ignored) -> dict[str, TarMember]:
+def _class_tars(train: Path, ignored: Ignored) -> dict[str, Extent]:
     """Returns the tar inside the training archive that holds the images of each class, by class."""
-    tars: dict[str, TarMember] = {}
+    tars: dict[str, Extent] = {}
     with open_archive(train) as archive:
-        for member in members(archive, ignored):
-            stem, _, suffix = os.fsdecode(os.path.basename(member.name)).rpartition(".")
+        for name, place in members(archive, ignored=ignored):
+            stem, _, suffix = os.path.basename(name).rpartition(".")
             if suffix != "tar":
-                ignored.add("outside of class archives", member.name)
+                ignored.add("outside of class archives", name)
             elif stem in tars:
-                raise archive.error(member.offset, "only one archive of each class", f"a second archive of {stem!r}")
+                raise archive.error(place.offset, "only one archive of each class", f"a second archive of {stem!r}")
             else:
-                tars[stem] = member
+                tars[stem] = place
     return tars
 
 
-def _walk_class(train: Path, name: str, tar: TarMember, ignored: Ignored) -> Generator[Found, None, None]:
-    file, folder = os.fsencode(train.name), b"train/" + os.fsencode(name)
-    what = f"{train}: {os.fsdecode(tar.name)!r} in it"
+def _walk_class(train: Path, name: str, tar: Extent, ignored: Ignored) -> Generator[Found, None, None]:
+    what = f"{train}: {f'{name}.tar'!r} in it"
     with open_archive(train, tar.offset, tar.offset + tar.nbytes, what) as archive:
-        for image in members(archive, ignored):
-            yield Found(folder + b"/" + image.name, name, Extent(file, image.offset, image.nbytes))
+        for path, place in members(archive, os.fsencode(train.name), ignored):
+            yield Found(os.fsencode(f"train/{name}/{path}"), name, place)
 
 
 def _walk_val(val: Path, devkit: _Devkit, ignored: Ignored) -> Generator[Found, None, None]:
-    file = os.fsencode(val.name)
     with open_archive(val) as archive:
-        for image in members(archive, ignored):
-            number = _number(image.name)
+        for path, place in members(archive, os.fsencode(val.name), ignored):
+            number = _number(path)
             if not 0 < number <= len(devkit.truth):
                 expected = f"only images ILSVRC2012_val_NUMBER.JPEG, numbered from 1 to {len(devkit.truth):,},"
-                raise archive.error(image.offset, expected, repr(os.fsdecode(image.name)))
+                raise archive.error(place.offset, expected, repr(path))
             wnid = devkit.truth[number - 1]
-            key = b"val/%s/%s" % (os.fsencode(wnid), os.path.basename(image.name))
-            yield Found(key, wnid, Extent(file, image.offset, image.nbytes))
+            yield Found(os.fsencode(f"val/{wnid}/{os.path.basename(path)}"), wnid, place)
 
 
-def _number(path: bytes) -> int:
+def _number(path: str) -> int:
     match = _VAL_IMAGE.fullmatch(os.path.basename(path))
     return int(match[1]) if match else 0
 
@@ -165,10 +161,10 @@ def _read_devkit(folder: Path) -> _Devkit | None:
                     raise SourceError(f"{path}: expected {most}, found more")
             archive = Archive(str(path), io.BytesIO(data), 0, len(data))
             files = {
-                name: archive.read_at(member.offset, member.nbytes)
-                for member in members(archive)
+                name: archive.read_at(place.offset, place.nbytes)
+                for path_in_it, place in members(archive)
                 for name in wanted
-                if os.fsdecode(member.name).endswith("/" + name)
+                if path_in_it.endswith("/" + name)
             }
     except (DecodeError, OSError, EOFError, zlib.error) as error:
         raise SourceError(f"{path}: cannot read {' and '.join(wanted)} in the devkit: {error}") from None

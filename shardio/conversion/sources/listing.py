@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from shardio.conversion.arrays import Label
 from shardio.conversion.options import EmptyClasses, Labels
-from shardio.conversion.sources.collection import Collection, Fault, Place, Source
+from shardio.conversion.sources.collection import Collection, Fault, Item, Place, Source
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
 from shardio.conversion.sources.names import (
     DEFAULT_SPLIT,
@@ -94,7 +94,9 @@ class Listing:
 
     def refuse(self, one: Found, expected: str, found: object) -> Fault | None:
         """Returns a Fault, which refuses only this image; or notes an error, which `check` raises."""
-        self._faults.add(repr(os.fsdecode(one.key)), expected, found)
+        place = one.place
+        where = f" (row {place.number} of {os.fsdecode(place.where)})" if isinstance(place, Item) else ""
+        self._faults.add(f"{os.fsdecode(one.key)!r}{where}", expected, found)
         return None
 
     def lacks_label(self, one: Found) -> bool:

@@ -11,9 +11,9 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ from shardio.conversion.sources.collection import Collection, Item, identify
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import DEFAULT_SPLIT, Ignored, entries, known_split, sorted_entries, split_name
+from shardio.conversion.sources.rows import Faults
 from shardio.conversion.sources.spool import ParquetOrigin, TableFile, is_struct
 from shardio.conversion.sources.table import (
     LABEL_NAMES,
     MISSING,
-    MOST_SPLITS,
-    NO_SPLITS,
+    Contents,
     Table,
     column_reading,
     doubt_splits,
@@ -98,30 +98,30 @@ def list_parquet(src: Path, named: Table | None = None, *, unlabeled: bool = Fal
     if not names:
         raise SourceError(f"{src}: expected a parquet file, or parquet files in or below a folder, found none")
     splits = _group(folder, names, is_whole=src.is_file())
-    tables = {
-        name: _Reader(src, folder / name, split, named).read(unlabeled)
+    files = {
+        os.fsencode(name): _File(folder / name, split, named, unlabeled=unlabeled)
         for split, group in splits.items()
         for name in group
     }
-    classes = _common_classes(src, folder, tables)
+    classes = _common_classes(src, list(files.values()))
     rows: dict[str, list[Found]] = {}
-    files: dict[bytes, TableFile] = {}
-    for split, group in splits.items():
-        mine = {name: tables[name] for name in group}
-        found = list(_find(folder, split, mine, classes))
-        if lacking := sum(table.file.num_rows for table in mine.values()) - len(found):
-            ignored.add("row without a label", f"in {group[0]}", lacking)
+    tables: dict[bytes, TableFile] = {}
+    numbers, taken = Counter[str](), set[bytes]()
+    for name, file in files.items():
+        found = list(file.images(name, classes, numbers, taken))
+        if lacking := file.table.num_rows - len(found):
+            ignored.add("row without a label", name, lacking)
         for word, one in found:
             rows.setdefault(word, []).append(one)
         if found:
-            files |= {os.fsencode(name): table.file for name, table in mine.items()}
+            tables[name] = file.table
     if not rows:
         raise DoubtError(src, "expected rows with a label, found none", [UNLABELED])
     known = Collection(
-        ParquetOrigin(folder, tables[names[0]].image, files),
+        ParquetOrigin(folder, next(iter(files.values())).image, tables),
         ignored=ignored,
         kind="parquet",
-        notes=tuple(dict.fromkeys(f"{src.name}: {table.note}" for table in tables.values() if table.note)),
+        notes=tuple(dict.fromkeys(f"{src.name}: {note}" for file in files.values() for note in file.columns.notes)),
         groups={one.key: one.where for one in chain.from_iterable(rows.values()) if one.where},
     )
     return Listing(src, rows, known, classes or None)
@@ -179,140 +179,136 @@ def _group(root: Path, names: Sequence[str], is_whole: bool) -> dict[str, list[s
     return groups
 
 
-_Row = tuple[int | str | None, str | None, bytes | None, str]
-"""The label, the word for the split, the path and the group of an image. None: it has none, or no column has splits."""
+class _File:
+    """A parquet file, and its columns that are used. No image is read.
 
+    `split` is the split that the file's name or folder names, or "".
+    """
 
-@dataclass(frozen=True, eq=False)
-class _Table:
-    file: TableFile
-    image: str
-    classes: tuple[str, ...]
-    label: str
-    """The name of the column of labels; "" if there is none."""
-    note: str
-    rows: Sequence[_Row]
-
-
-@dataclass
-class _Reader:
-    """Chooses the columns of a parquet file in SRC, and reads all but the images. `own` is the split of the file."""
-
-    src: Path
-    path: Path
-    own: str
-    named: Table
-
-    def read(self, unlabeled: bool) -> _Table:
-        path, identity = self.path, identify(self.path)
+    def __init__(self, path: Path, split: str, named: Table, *, unlabeled: bool) -> None:
+        self.path, self.split = path, split
+        identity = identify(path)
         with open_parquet(path) as file:
             schema, metadata = file.schema_arrow, file.metadata
-            features = _features(path, schema.metadata or {})
-            self.kinds = {name: one.get("_type") for name, one in features.items()}
-            self.types: dict[str, Any] = dict(zip(schema.names, schema.types, strict=True))
+            types: dict[str, Any] = dict(zip(schema.names, schema.types, strict=True))
             if (repeated := first_repeated(schema.names)) is not None:
                 raise SourceError(f"{path}: expected distinct columns, found {repeated[:80]!r} twice")
-            image = self._choose_image()
-            group = self._existing(self.named.group_column, self.types)
-            others = {name: kind for name, kind in self.types.items() if name not in (image, group)}
-            self._look(file, [name for name, kind in others.items() if _TYPES_OF_LABELS.fullmatch(str(kind))])
-            split = self._choose_split()
-            label = "" if unlabeled else self._choose_label(split)
-            fields = _fields(self.types[image])
-            place = f"{image}.path" if "path" in fields else ""
-            wanted = list(dict.fromkeys(filter(None, (label, split, group, place))))
-            rows: list[_Row] = [] if wanted else [(0, None, None, "")] * metadata.num_rows
-            for batch in read_batches(path, file, wanted) if wanted else ():
-                rows += self._rows(batch, label, split, group, image if place else "")
-            leaf_name = f"{image}.bytes" if fields else image
-            leaf = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == leaf_name)
-            parts = [metadata.row_group(i).column(leaf) for i in range(metadata.num_row_groups)]
-        table_file = TableFile(len(rows), sum(part.total_uncompressed_size for part in parts), identity)
-        unused = [name for name in self.types if name not in (image, label, split, group)]
-        note = f"labels from {label!r}" if label else "no labels" if unused else ""
-        note += f", splits from {split!r}" * bool(split) + f", not used: {listed(unused)}" * bool(unused)
-        return _Table(table_file, leaf_name, _class_names(path, features.get(label, {})), label, note, rows)
+            features = _features(path, schema.metadata or {})
+            kinds = {name: one.get("_type") for name, one in features.items()}
+            image = _choose_image(path, types, kinds)
+            described = {name.lower() for name, kind in kinds.items() if kind == "ClassLabel"}
+            known = ({"label"}, LABEL_NAMES | described)
+            table = replace(named, file=path, path_column=image)
+            self.columns = Contents(table, schema.names, Faults(path, "row"), "none" if unlabeled else None, known)
+            self.label = "".join(self.columns.label_names)
+            self._check_columns(file, types)
+            fields = _fields(types[image])
+            self.image = f"{image}.bytes" if fields else image
+            """The name of the column with the bytes of images."""
+            self._struct = image if "path" in fields else ""
+            leaf = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == self.image)
+            chunks = [metadata.row_group(i).column(leaf) for i in range(metadata.num_row_groups)]
+        self.table = TableFile(metadata.num_rows, sum(one.total_uncompressed_size for one in chunks), identity)
+        self.classes = _class_names(path, features.get(self.label, {}))
 
-    def _rows(self, batch: Any, label: str, split: str, group: str, image: str) -> Iterator[_Row]:
-        def cells(name: str, otherwise: Any) -> list[Any]:
-            return batch.column(name).to_pylist() if name else [otherwise] * len(batch)
-
-        paths = batch.column(image).flatten()[0].cast("binary").to_pylist() if image else [None] * len(batch)
-        for cell, word, path, one in zip(cells(label, 0), cells(split, None), paths, cells(group, ""), strict=True):
-            if split:
-                word = self.own or DEFAULT_SPLIT if word is None else split_of_flag(split, word)
-            if group and present(one) is None:
-                raise SourceError(f"{self.path}: expected a group in the column {group!r}, found an empty cell")
-            yield _label(cell), word, path and path[-MAX_KEY_NBYTES - 1 :], str(one)
-
-    def _choose_image(self) -> str:
-        """Returns the column "image", or the one that the metadata names, or the only one of a suitable type."""
-        columns = [column for column, kind in self.types.items() if _holds_images(kind)]
-        described = [column for column in columns if self.kinds.get(column) == "Image"]
-        for candidates in ([c for c in columns if c == "image"], described, columns):
-            if len(candidates) == 1:
-                return candidates[0]
-        found, hint = ", ".join(columns)[:200] or "none", "Rename the column to use to 'image'"
-        if "image" in self.types and "image" not in columns:
-            found, hint = f"'image' of type {self.types['image']}", "Rewrite it as binary, or struct with bytes"
-        elif not columns:
-            hint = "If its rows have paths of images, give the folder of the paths by `--root`"
-        expected = "expected one column of images (binary, or struct with bytes)"
-        raise SourceError(f"{self.path}: {expected}, found {found}. {hint}")
-
-    def _look(self, file: Any, names: Sequence[str]) -> None:
-        """Reads columns in the first rows, or in all rows if a column has only one value there: rows may be sorted."""
-        first = next(read_batches(self.path, file, names), None) if names else None
-        self.seen = {name: [] if first is None else first.column(name).drop_null().to_pylist() for name in names}
-        for name in (name for name, values in self.seen.items() if len(set(values)) == 1):
-            batches = read_batches(self.path, file, [name])
-            self.seen[name] = [value for batch in batches for value in batch.column(0).drop_null().to_pylist()]
-
-    def _choose_split(self) -> str:
-        """Returns the named column of splits, or "". Raises DoubtError if another column may have splits."""
-        if self.named.split_column:
-            return "" if self.named.split_column == NO_SPLITS else self._existing(self.named.split_column, self.seen)
-        known = (*self.named.label_columns, *LABEL_NAMES)
-        asked = {name: set(map(str, values)) for name, values in self.seen.items() if name.lower() not in known}
-        doubt_splits(self.src, {one: words for one, words in asked.items() if 0 < len(words) <= MOST_SPLITS}, self.own)
-        return ""
-
-    def _choose_label(self, split: str) -> str:
-        """Returns the named column of labels, or the one with a label's name; "" if no column looks like labels."""
-        if self.named.label_columns:
-            return self._existing(self.named.label_columns[0], self.seen)
-        names = [name for name in self.types if name.lower() in LABEL_NAMES or self.kinds.get(name) == "ClassLabel"]
-        names = [name for name in names if name == "label"] or names
-        if len(names) == 1 and names[0] in self.seen:
-            return names[0]
-        if len(names) == 1:
-            found = f"{names[0]!r} of type {self.types[names[0]]}. Rewrite it as integers or texts"
-            raise DoubtError(self.src, f"{self.path.name}: expected a column of labels, found {found}", [UNLABELED])
+    def _check_columns(self, file: Any, types: Mapping[str, Any]) -> None:
+        """Raises DoubtError if columns of labels or splits have other types, or unused columns may have them."""
+        unused, own = self.columns.unused, [*self.columns.label_names, *filter(None, [self.columns.of_splits])]
+        seen = self._look(file, [name for name in (*own, *unused) if _TYPES_OF_LABELS.fullmatch(str(types[name]))])
+        if wrong := [name for name in own if name not in seen]:
+            found = f"{wrong[0]!r} of type {types[wrong[0]]}. Rewrite it as integers or texts"
+            raise DoubtError(self.path, f"expected a column of integers or texts, found {found}", [UNLABELED])
+        asked = {name: set(map(str, seen[name])) for name in unused if name in seen}
+        if not self.columns.table.split_column:
+            doubt_splits(self.path, asked, self.split)
         # A text that has every value twice in the mean is no caption.
-        names = names or [
+        names = [
             name
-            for name, values in self.seen.items()
-            if name != split and not _NO_LABELS.fullmatch(name.lower())
-            if not isinstance(next(iter(values), ""), str) or 1 < len(set(values)) <= (len(values) + 1) // 2
+            for name in asked
+            if not _NO_LABELS.fullmatch(name.lower())
+            if not isinstance(next(iter(seen[name]), ""), str) or 1 < len(asked[name]) <= (len(seen[name]) + 1) // 2
         ]
-        if names:
-            found = f"{self.path.name}: expected one column with a label's name, found {listed(names)}"
-            raise DoubtError(self.src, found, [*map(column_reading, names[:3]), UNLABELED])
-        return ""
+        if names and self.columns.labels is None and not self.label:
+            readings = [*map(column_reading, names[:3]), UNLABELED]
+            raise DoubtError(self.path, f"expected one column with a label's name, found {listed(names)}", readings)
 
-    def _existing(self, name: str, columns: Iterable[str]) -> str:
-        if name and name not in columns:
-            expected = f"expected a column {name!r} of integers or texts"
-            raise SourceError(f"{self.path}: {expected}, found {listed(columns)}")
-        return name
+    def _look(self, file: Any, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Returns the values in the first rows, or in all if a column has only one value there: rows may be sorted."""
+        first = next(read_batches(self.path, file, names), None) if names else None
+        seen = {name: [] if first is None else first.column(name).drop_null().to_pylist() for name in names}
+        for name in (name for name, values in seen.items() if len(set(values)) == 1):
+            batches = read_batches(self.path, file, [name])
+            seen[name] = [value for batch in batches for value in batch.column(0).drop_null().to_pylist()]
+        return seen
+
+    def images(
+        self, name: bytes, classes: Sequence[str], numbers: Counter[str], taken: set[bytes]
+    ) -> Iterator[tuple[str, Found]]:
+        """Yields the split and the image of each row that has a label, or of all rows if no column has labels.
+
+        `where` of an image is its group. `name` is the file's path in SRC. `numbers` (of rows, by split) and `taken`
+        (keys) are about the files before, and are updated. Raises SourceError for invalid rows.
+        """
+        columns, faults, most = self.columns, self.columns.faults, (len(classes) or MAX_CLASSES) - 1
+        for row, (label, word, group, path) in enumerate(self._cells()):
+            split = self.split
+            if column := columns.of_splits:
+                split = split or DEFAULT_SPLIT if word is None else split_name(split_of_flag(column, word))
+            number, numbers[split] = numbers[split], numbers[split] + 1
+            if isinstance(label, str):
+                label = present(label, MISSING)
+            elif label == _NO_LABEL:
+                label = None
+            elif label is not None and not 0 <= label <= most:
+                faults.add(row, f"a label from 0 to {most} or {_NO_LABEL}", label)
+                continue
+            elif label is not None:
+                label = classes[label] if classes else str(int(label))
+            if self.label and label is None:
+                continue
+            if columns.of_groups and present(group) is None:
+                faults.add(row, f"a group in the column {columns.of_groups!r}", "an empty cell")
+            where = str(group) if columns.of_groups else ""
+            folder = "".join(f"{part}/" for part in (split, label) if part).encode()
+            file = (path or b"").rpartition(b"/")[2]
+            key = folder + file
+            if not file or b"\0" in file or key in taken:
+                key = b"%s%08d" % (folder, number)
+            if len(key) > MAX_KEY_NBYTES:
+                faults.add(row, f"a key of at most {MAX_KEY_NBYTES:,} bytes", f"{os.fsdecode(key)[:80]}...")
+            taken.add(key)
+            yield split, Found(key, label and sys.intern(label), Item(name, row), where)
+        faults.check()
+
+    def _cells(self) -> Iterator[tuple[Any, Any, Any, bytes | None]]:
+        """Yields the label, the split, the group and the image's path of each row; None for those without a column."""
+        names = (self.label, self.columns.of_splits, self.columns.of_groups)
+        wanted = list(dict.fromkeys(filter(None, (*names, self._struct and f"{self._struct}.path"))))
+        if not wanted:
+            yield from repeat((None, None, None, None), self.table.num_rows)
+            return
+        with open_parquet(self.path) as file:
+            for batch in read_batches(self.path, file, wanted):
+                nothing = [None] * len(batch)
+                cells = (batch.column(name).to_pylist() if name else nothing for name in names)
+                paths = batch.column(self._struct).flatten()[0].cast("binary").to_pylist() if self._struct else nothing
+                yield from zip(*cells, paths, strict=True)
 
 
-def _label(cell: Any) -> int | str | None:
-    """Returns the integer or text in a cell, equal texts as one object; None if there is no label."""
-    if isinstance(cell, str):
-        text = present(cell, MISSING)
-        return text and sys.intern(text)
-    return None if cell in (None, _NO_LABEL) else int(cell)
+def _choose_image(path: Path, types: Mapping[str, Any], kinds: Mapping[str, Any]) -> str:
+    """Returns the column "image", or the one that the metadata names, or the only one of a suitable type."""
+    columns = [column for column, kind in types.items() if _holds_images(kind)]
+    described = [column for column in columns if kinds.get(column) == "Image"]
+    for candidates in ([c for c in columns if c == "image"], described, columns):
+        if len(candidates) == 1:
+            return candidates[0]
+    found, hint = ", ".join(columns)[:200] or "none", "Rename the column to use to 'image'"
+    if "image" in types and "image" not in columns:
+        found, hint = f"'image' of type {types['image']}", "Rewrite it as binary, or struct with bytes"
+    elif not columns:
+        hint = "If its rows have paths of images, give the folder of the paths by `--root`"
+    expected = "expected one column of images (binary, or struct with bytes)"
+    raise SourceError(f"{path}: {expected}, found {found}. {hint}")
 
 
 def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Mapping[str, Any]]:
@@ -346,54 +342,16 @@ def _holds_images(kind: Any) -> bool:
     return str(_fields(kind).get("bytes", kind)) in ("binary", "large_binary")
 
 
-def _common_classes(src: Path, root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]:
-    """Returns the classes that the metadata of the files name, or (), after checking columns and labels."""
-    first, table = next(iter(tables.items()))
-    named = next((name for name, other in tables.items() if other.classes), first)
-    classes = tables[named].classes
-    most = (len(classes) or MAX_CLASSES) - 1
-    kinds = {type(label) for other in tables.values() for label, *_ in other.rows} - {type(None)}
-    for name, other in tables.items():
-        labels = [label for label, *_ in other.rows]
-        bad = [row for row, one in enumerate(labels) if isinstance(one, int) and not 0 <= one <= most]
-        if bool(other.label) != bool(table.label):
-            raise DoubtError(src, f"{name}: only this file or {first} has labels", [UNLABELED])
-        if other.image != table.image:
-            expected = f"images in the column {table.image!r}, as in {first}"
-            raise SourceError(f"{root / name}: expected {expected}, found the column {other.image!r}")
-        if other.classes not in ((), classes):
-            raise SourceError(f"{root / name}: expected the same classes as {named}, found other classes")
-        if bad or len(kinds) > 1:
-            row = next(iter(bad), 0)
-            why = counted(len(bad), "invalid label") if bad else "other labels are integers or texts"
-            expected = f"a label from 0 to {most} or {_NO_LABEL}"
-            raise SourceError(f"{root / name}: row {row}: expected {expected}, found {labels[row]!r} ({why})")
-    return classes if table.label else ()
-
-
-def _find(root: Path, split: str, tables: Mapping[str, _Table], classes: Sequence[str]) -> Iterator[tuple[str, Found]]:
-    """Yields the split and the image of each row that has a label, or of all rows if there is no column of labels.
-
-    `where` of an image is its group.
-    """
-    taken: set[bytes] = set()
-    numbers: Counter[str] = Counter()
-    for name, table in tables.items():
-        where = os.fsencode(name)
-        for number_in_file, (label, word, path, group) in enumerate(table.rows):
-            own = split if word is None else split_name(word)
-            number, numbers[own] = numbers[own], numbers[own] + 1
-            if label is None:
-                continue
-            folder = f"{own}/".encode() if own else b""
-            if table.label:
-                folder += f"{classes[label] if classes and isinstance(label, int) else label}/".encode()
-            file = (path or b"").rpartition(b"/")[2]
-            key = folder + file
-            if not file or b"\0" in file or key in taken:
-                key = b"%s%08d" % (folder, number)
-            if len(key) > MAX_KEY_NBYTES:
-                expected = f"row {number_in_file}: expected a key of at most {MAX_KEY_NBYTES:,} bytes"
-                raise SourceError(f"{root / name}: {expected}, found {len(key):,} bytes, {key[:80]!r}...")
-            taken.add(key)
-            yield own, Found(key, label if table.label else None, Item(where, number_in_file), group)
+def _common_classes(src: Path, files: Sequence[_File]) -> tuple[str, ...]:
+    """Returns the classes that the metadata of the files name, or (). Raises SourceError if the files differ."""
+    first = files[0]
+    named = next((one for one in files if one.classes), first)
+    for one in files:
+        if bool(one.label) != bool(first.label):
+            raise DoubtError(src, f"{one.path.name}: only this file or {first.path.name} has labels", [UNLABELED])
+        if one.image != first.image:
+            expected = f"images in the column {first.image!r}, as in {first.path.name}"
+            raise SourceError(f"{one.path}: expected {expected}, found the column {one.image!r}")
+        if one.classes not in ((), named.classes):
+            raise SourceError(f"{one.path}: expected the same classes as {named.path.name}, found other classes")
+    return named.classes if first.label else ()

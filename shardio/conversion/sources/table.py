@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,8 @@ from shardio.errors import SourceError, counted, did_you_mean
 from shardio.format.layout import RowType, check_array_name, check_kind, is_split_name
 from shardio.format.parse import first_repeated
 
-# Names of columns, in any case. A name counts if no group before it has one; in its group there may be only one.
+Groups = Sequence[Collection[str]]
+"""Names of columns, in any case. A name counts if no group before it has one; in its group there may be only one."""
 _PATHS = (
     ("path",),
     ("filename", "file_name", "filepath", "file_path", "file", "image", "image_path", "img", "img_path"),
@@ -26,7 +27,16 @@ _PATHS = (
 _LABELS = (("label",), ("class", "class_name", "category", "target", "cls"))
 _SPLITS = (("split",), ("subset", "set"))
 LABEL_NAMES = frozenset(
-    (*chain(*_LABELS), "labels", "targets", "class_id", "category_id", "class_label", "fine_label", "coarse_label")
+    (
+        *chain(*_LABELS),
+        "labels",
+        "targets",
+        "class_id",
+        "category_id",
+        "class_label",
+        "fine_label",
+        "coarse_label",
+    )
 )
 """The names of labels in parquet files and Python datasets."""
 # Other names that a column of splits may have, without what is no letter.
@@ -37,7 +47,7 @@ OF_TABLES = ("classes", "numbers")
 NO_SPLITS = "none"
 """The `split_column` of a table without splits."""
 WITHOUT_SPLITS = Reading("no column has the splits", {"--split-column": NO_SPLITS})
-MOST_SPLITS = 20
+_MOST_SPLITS = 20
 _FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
 # How programs write that there is no label.
 MISSING = frozenset(("nan", "n/a", "#n/a", "<na>", "na", "null"))
@@ -134,92 +144,97 @@ class Row(NamedTuple):
 class Contents:
     """The columns of a table, what they are used for, and the valid rows."""
 
-    def __init__(self, table: Table, names: Sequence[str], faults: Faults, labels: str | None) -> None:
-        """`names` are those of all columns, and `labels` is the option."""
+    def __init__(
+        self, table: Table, names: Sequence[str], faults: Faults, labels: str | None, of_images: Groups = ()
+    ) -> None:
+        """`names` are those of all columns, and `labels` is the option.
+
+        `of_images`: instead of paths, the table has images; and labels have these names. Splits must be told.
+        """
         self.table, self.path, self.names, self.faults, self.labels = table, table.path, names, faults, labels
         self.rows: list[Row] = []
-        path = self._find("path", table.path_column, _PATHS)
-        if path is None:
+        self._path = self._find("path", table.path_column, _PATHS)
+        if not self._path:
             found = f"found the columns {listed(names)} (the first line has the names of columns)"
             readings = [column_reading(name, "path") for name in names if name and name not in table.label_columns]
             raise DoubtError(self.path, f"expected a column of paths, {found}", readings[:3])
-        self._where, self._split = path, None
-        if table.split_column != NO_SPLITS:
-            self._split = self._find("split", table.split_column, _SPLITS)
-        self._group = self._find("group", table.group_column, ())
-        self._numbers = [self._number(name) for name in table.columns]
+        splits = () if of_images else _SPLITS
+        self.of_splits = "" if table.split_column == NO_SPLITS else self._find("split", table.split_column, splits)
+        self.of_groups = self._find("group", table.group_column, ())
         for name in table.columns:
+            self._check(name)
             try:
                 check_kind(check_array_name(name), "array", RowType("<f8", ()), None)
             except ValueError as error:
                 raise SourceError(f"{self.path}: column {name!r}: {error}") from None
-        given: Sequence[str] = table.label_columns if labels != "none" else ()
-        if not given and labels != "none" and (one := self._find("label", "", _LABELS)) is not None:
-            given = [names[one]]
-        used = {path, self._split, self._group, *map(self._number, given), *self._numbers}
-        self.unused = {one: number for number, one in enumerate(names) if number not in used and one not in _INDEX}
-        self.guess = [] if labels == "none" or given or table.columns else list(self.unused)
+        given = table.label_columns if labels != "none" else ()
+        if not given and labels != "none" and (label := self._find("label", "", of_images or _LABELS)):
+            given = [label]
+        used = {self._path, self.of_splits, self.of_groups, *given, *table.columns, *_INDEX}
+        self.unused = [name for name in dict.fromkeys(names) if name not in used]
+        self.guess = [] if of_images or labels == "none" or given or table.columns else self.unused
         """The names of columns that may have the labels, if none is told. A single one has them."""
         self.label_names = tuple(given or self.guess[: len(self.guess) == 1])
-        self._labels = [self._number(name) for name in self.label_names]
-        uses = {"labels": self.label_names, "splits": self._names(self._split), "groups": self._names(self._group)}
-        uses |= {"arrays": table.columns}
-        some = ", ".join(f"{what} from {listed(columns)}" for what, columns in uses.items() if columns)
-        self.use = f"paths from {names[path]!r}, {'' if self.label_names else 'no labels, '}{some}".removesuffix(", ")
+        for name in self.label_names:
+            self._check(name)
+        uses = {"labels": self.label_names, "splits": [self.of_splits], "groups": [self.of_groups]}
+        uses["arrays"] = table.columns
+        some = ", ".join(f"{what} from {listed(columns)}" for what, columns in uses.items() if any(columns))
+        first = f"{'images' if of_images else 'paths'} from {self._path!r}"
+        self.use = f"{first}, {'' if self.label_names else 'no labels, '}{some}".removesuffix(", ")
         left = [name for name in self.unused if name not in self.label_names]
         self.notes = [f"{self.use}, not used: {listed(left)}" if left else self.use]
 
-    def _names(self, number: int | None) -> Sequence[str]:
-        return [] if number is None else [self.names[number]]
+    def _check(self, name: str) -> None:
+        """Raises SourceError unless exactly one column has the name."""
+        if (count := self.names.count(name)) != 1:
+            meant = f"the columns {listed(self.names)}{did_you_mean(name, self.names)}"
+            found = f"{count} columns of this name: rename one" if count else meant
+            raise SourceError(f"{self.path}: expected one column {name!r}, found {found}")
 
-    def _number(self, name: str) -> int:
-        if (count := self.names.count(name)) == 1:
-            return self.names.index(name)
-        meant = f"the columns {listed(self.names)}{did_you_mean(name, self.names)}"
-        found = f"{count} columns of this name: rename one" if count else meant
-        raise SourceError(f"{self.path}: expected one column {name!r}, found {found}")
-
-    def _find(self, what: str, given: str, known: Sequence[Sequence[str]]) -> int | None:
-        """Returns the number of the column `given`, or, if that is "", of the one with a name in `known`; or None."""
+    def _find(self, what: str, given: str, known: Groups) -> str:
+        """Returns the column `given`, or, if that is "", the one with a name in `known`; "" if there is none."""
         groups = ([name for name in self.names if name.strip().lower() in group] for group in known)
         found = [given] if given else next(filter(None, groups), [])
-        numbers = list(map(self._number, found))
-        if len(numbers) > 1:
-            readings = [column_reading(name, what) for name in found[:3]]
-            raise DoubtError(self.path, f"expected one column of {what}s, found {', '.join(found)}", readings)
-        return numbers[0] if numbers else None
+        for name in found:
+            self._check(name)
+        if len(found) > 1:
+            readings = [*(column_reading(name, what) for name in found[:3]), *[UNLABELED] * (what == "label")]
+            raise DoubtError(self.path, f"expected one column of {what}s, found {listed(found)}", readings)
+        return "".join(found)
 
-    def add(self, line: int, cells: Sequence[Any], split: str) -> None:
-        """Adds a row, or an error in it. `split` is the split that the table is for, or ""."""
-        where, word, group = cells[self._where], "", None if self._group is None else present(cells[self._group])
-        if self._split is not None and (word := present(cells[self._split], MISSING)) is not None:
-            word = split_of_flag(self.names[self._split], word)
+    def add(self, line: int, cells: Mapping[str, Any], split: str) -> None:
+        """Adds a row, its cells by column, or an error in it. `split` is the split that the table is for, or ""."""
+        where, word, group = cells[self._path], "", present(cells[self.of_groups]) if self.of_groups else ""
+        if self.of_splits and (word := present(cells[self.of_splits], MISSING)) is not None:
+            word = split_of_flag(self.of_splits, word)
             word = word.lower() if known_split(word) else word
-        values = tuple(present(cells[number], MISSING) for number in self._labels)
+        values = tuple(present(cells[name], MISSING) for name in self.label_names)
         label = None if all(value is None for value in values) else values if len(values) > 1 else values[0]
-        numbers = tuple(cells[number] for number in self._numbers)
-        row = Row(
-            self, line, "" if where is None else str(where), word, label, numbers, "" if group is None else str(group)
-        )
+        numbers = tuple(cells[name] for name in self.table.columns)
+        path = "" if where is None else str(where)
+        row = Row(self, line, path, word, label, numbers, "" if group is None else str(group))
         if not row.path or "\0" in row.path or len(os.fsencode(row.path)) > _MAX_PATH_NBYTES:
             row.refuse(f"a path of 1 to {_MAX_PATH_NBYTES:,} bytes without NUL", where)
         elif word and not is_split_name(split_name(word)):
             row.refuse("a split named with letters, digits, '.', '_' and '-'", word)
         elif split and word and split_name(word) != split:
             row.refuse(f"the split {split!r}, for which the table is given", word)
-        elif self._group is not None and group is None:
+        elif group is None:
             row.refuse(f"a group in the column {self.table.group_column!r}", "an empty cell: name a group of its own")
         else:
             self.rows.append(row)
 
-    def check_splits(self, few: Mapping[str, Set[str]], split: str) -> None:
+    def check_splits(self, seen: Mapping[str, Set[str]], split: str) -> None:
         """Raises an error for splits of two names, for numbers, and for unused columns that may have splits."""
         words = sorted({row.split for row in self.rows if row.split})
         by_split(self.path, dict.fromkeys(words))
-        if self._split is None and self.table.split_column != NO_SPLITS:
-            doubt_splits(self.path, few, split)
-        if self._split is not None and words and not self.table.split_column and all(map(str.isdigit, words)):
-            raise _doubt(self.path, self.names[self._split], words)  # 0 may be train, or no fold at all
+        if self.table.split_column:
+            return
+        if not self.of_splits:
+            doubt_splits(self.path, seen, split)
+        elif words and all(map(str.isdigit, words)):
+            raise _doubt(self.path, self.of_splits, words)  # 0 may be train, or no fold at all
 
     def replace_root(self) -> None:
         """Replaces the beginning of paths if the root is OLD=NEW. Raises SourceError if no path begins with OLD."""
@@ -243,15 +258,14 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
     named = (name.lower() for name in (table.path_column, *table.label_columns) if name)
     names, rows, faults = read_rows(table.path, (*chain(*_PATHS, *_LABELS), *named), unlabeled=labels == "none")
     content = Contents(table, names, faults, labels)
-    few: dict[str, set[str]] = {name: set() for name in content.unused}  # the values of columns that have few
-    for line, cells in rows:
-        for column in list(few):
-            if (value := present(cells[content.unused[column]], MISSING)) is not None:
-                few[column].add(str(value))
-            if len(few[column]) > MOST_SPLITS:
-                del few[column]
+    seen: dict[str, set[str]] = {name: set() for name in content.unused}
+    for line, values in rows:
+        cells = dict(zip(names, values, strict=True))
+        for name, some in seen.items():
+            if len(some) <= _MOST_SPLITS and (value := present(cells[name], MISSING)) is not None:
+                some.add(str(value))
         content.add(line, cells, split)
-    content.check_splits(few, split)
+    content.check_splits(seen, split)
     if len(content.guess) > 1:
         readings = [*map(column_reading, content.guess[:3]), UNLABELED]
         raise DoubtError(table.path, f"expected one column of labels, found {listed(content.guess)}", readings)
@@ -260,8 +274,11 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
 
 
 def doubt_splits(src: Path, values: Mapping[str, Set[str]], split: str) -> None:
-    """Raises DoubtError if a column has a name of splits, or only words for splits, unless all are `split` or train."""
-    for name, seen in values.items():
+    """Raises DoubtError if a column of few values may have splits.
+
+    Either its name says so, or all of its words are splits, and not only `split` (train if that is "").
+    """
+    for name, seen in ((name, seen) for name, seen in values.items() if len(seen) <= _MOST_SPLITS):
         plain = re.sub("[^a-z]", "", name.lower())
         is_named = not split and len(seen) > 1 and bool(_SPLIT_LIKE.fullmatch(plain))
         known = [{known_split(part.lower()) for part in _WORD.findall(word)} - {""} for word in seen]

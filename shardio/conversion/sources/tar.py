@@ -15,8 +15,9 @@ import tarfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, TypeVar
 
+from shardio.conversion.sources.collection import Extent
 from shardio.conversion.sources.names import Ignored, clutter
 from shardio.errors import SourceError
 from shardio.system.opening import open_file
@@ -57,15 +58,6 @@ _REFUSED = {
 }
 
 T = TypeVar("T")
-
-
-class TarMember(NamedTuple):
-    """A regular file in an archive. `name` is the stored name without `./` and double slashes."""
-
-    name: bytes
-    offset: int
-    """The position of the member's first byte of content in the file that holds the archive, in bytes."""
-    nbytes: int
 
 
 class Archive:
@@ -134,11 +126,12 @@ def is_header(block: bytes) -> bool:
     return True
 
 
-def members(archive: Archive, ignored: Ignored | None = None) -> Iterator[TarMember]:
-    """Yields the regular files of an archive in order. Skips folders.
+def members(archive: Archive, file: bytes = b"", ignored: Ignored | None = None) -> Iterator[tuple[str, Extent]]:
+    """Yields the name, without `./` and double slashes, and the place of each regular file of an archive, in order.
 
-    With `ignored`, also skips clutter, and counts it there. Raises SourceError for links, devices and sparse files, for
-    absolute names and names with "..", for damage, and if the end mark is missing.
+    `file` is the place of the archive. Skips folders and, with `ignored`, clutter, which is counted there. Raises
+    SourceError for links, devices and sparse files, for absolute names and names with "..", for damage, and if the end
+    mark is missing.
     """
     walk = _Walk(archive)
     while (member := walk.next()) is not None:
@@ -152,11 +145,11 @@ def members(archive: Archive, ignored: Ignored | None = None) -> Iterator[TarMem
         if not parts or name.startswith(b"/") or b".." in parts or b"\0" in name or len(name) > _MAX_NAME_NBYTES:
             expected = f"a relative name without '..', of at most {_MAX_NAME_NBYTES:,} bytes,"
             raise archive.error(member.offset, expected, f"{member.name!r:.80}")
-        found = TarMember(b"/".join(parts), member.offset_data, member.size)
-        if ignored is not None and (kind := clutter(os.fsdecode(found.name))):
+        path = os.fsdecode(b"/".join(parts))
+        if ignored is not None and (kind := clutter(path)):
             ignored.add(kind, name)
         else:
-            yield found
+            yield path, Extent(file, member.offset_data, member.size)
     _check_end(archive, walk.offset)
 
 

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Set
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
 
 from shardio.conversion.images.headers import ALL_SUFFIXES, has_image_suffix
@@ -28,13 +28,10 @@ from shardio.errors import DecodeError, SourceError, counted
 # Fields of a .json member: the first that is there counts.
 _LABEL_FIELDS = ("label", "class", "cls")
 _MAX_LABEL_NBYTES = 1 << 20
-_NO_LABEL = "expected one label (.cls or .json) of {}, found 0 labels"
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 ARCHIVES = (".tar", ".zip")
-_BY_FOLDERS = ("folders", "leaf")
-_FOLDERS = Reading("folders in archives are classes", {"--labels": "folders"})
 
 _WAY_OUT = f"put the tars in folders {', '.join(SPLIT_NAMES)}"
 _MAGIC = re.compile(r"[{*?[]")
@@ -55,28 +52,32 @@ def list_webdataset(
     """
     folder, archives, ignored = _find_archives(src)
     beside: dict[str, str] = {}
-    walked = list(chain.from_iterable(drain(_walk(folder, name, ignored, beside) for name in archives)))
+    needs_labels = labels is None and not told
+    walks = (_walk(folder, name, ignored, beside, needs_labels) for name in archives)
+    samples = list(chain.from_iterable(drain(walks)))
     words = _words(src, archives)
-    if not walked:
+    if not samples:
         raise SourceError(f"{src}: expected images, found none; pass `--source ilsvrc` for ImageNet's own archives")
-    is_bare = all(fault == _NO_LABEL for _, fault in walked)
+    is_bare = "label" not in beside
     if "caption" in beside and is_bare and labels is None:
-        ways = [_FOLDERS, UNLABELED] if any(b"/" in one.key for one, _ in walked) else [UNLABELED]
+        folders = Reading("folders in archives are classes", {"--labels": "folders"})
+        ways = [folders, UNLABELED] if any(b"/" in one.key for one in samples) else [UNLABELED]
         found = f"found files such as {beside['caption']!r} next to images"
         raise DoubtError(src, f"expected labels (.cls or .json) of samples, {found}", ways)
-    if labels in _BY_FOLDERS or (is_bare and "caption" not in beside):
-        images = [one for one, _ in walked if not isinstance(one.place, Fault)]
+    if labels in ("folders", "leaf") or (is_bare and "caption" not in beside):
+        images = [one for one in samples if not isinstance(one.place, Fault)]
         listing = list_members(src, folder, images, words, ignored, labels, told)
-        if "table" in beside and labels is None and not told and not (listing.doubts or listing.classes):
+        if "table" in beside and needs_labels and not (listing.doubts or listing.classes):
             found = f"found the table {beside['table']!r} next to them: unpack it, and pass it by `--table`"
             raise DoubtError(src, f"expected images in class folders, {found}", [UNLABELED])
         return listing
-    samples = []
-    for one, fault in walked:
-        is_wrong = fault and labels != "none" and not told and not (fault == _NO_LABEL and skips_unlabeled)
-        if is_wrong and not isinstance(one.place, Fault):
-            one = one._replace(label=None, place=Fault(fault.format(_name(one))))
-        samples.append(one)
+    if needs_labels and not skips_unlabeled:
+        samples = [
+            one._replace(place=Fault(f"expected one label (.cls or .json) of {_name(one)}, found 0 labels"))
+            if one.label is None and not isinstance(one.place, Fault)
+            else one
+            for one in samples
+        ]
     faults = [sample.place.detail for sample in samples if isinstance(sample.place, Fault)]
     if len(faults) == len(samples):
         expected = f"expected samples of an image and a label (.cls or .json), found none among {len(samples):,}"
@@ -149,41 +150,32 @@ def _find_archives(src: Path) -> tuple[Path, list[str], Ignored]:
 
 def _expand_braces(text: str) -> Iterator[str]:
     """Yields the names that a pattern stands for, with its braces expanded as in a shell."""
-    start = text.find("{")
-    if start < 0:
+    inner = re.search(r"\{([^{}]*)\}", text)
+    if inner is None and "{" not in text:
         yield text
         return
-    depth, bounds = 0, [start]
-    for at in range(start, len(text)):
-        depth += (text[at] == "{") - (text[at] == "}")
-        if depth == 0 or (depth == 1 and text[at] == ","):
-            bounds.append(at)
-        if depth == 0:
-            break
-    words: Iterable[str] = [text[one + 1 : other] for one, other in pairwise(bounds)]
-    if depth or len(bounds) == 2:
-        numbers = re.match(r"\{(\d+)\.\.(\d+)\}", text[start:])
-        if numbers is None:
-            found = text[start : bounds[-1] + 1]
-            raise SourceError(f"{text}: expected {{FIRST..LAST}} or {{ONE,OTHER}}, found {found!r}")
-        first, last = numbers.groups()
+    words: Iterable[str] = inner[1].split(",") if inner and "," in inner[1] else ()
+    if inner and (bounds := re.fullmatch(r"(\d+)\.\.(\d+)", inner[1])):
         # As in a shell: as many digits as the longer one has, if either begins with a zero.
-        width = max(len(first), len(last)) if re.match(r"0\d", first) or re.match(r"0\d", last) else 0
-        words = (f"{number:0{width}}" for number in range(int(first), int(last) + 1))
+        width = max(map(len, bounds.groups())) if re.search(r"\b0\d", inner[1]) else 0
+        words = (f"{number:0{width}}" for number in range(int(bounds[1]), int(bounds[2]) + 1))
+    elif inner is None or not words:
+        found = inner[0] if inner else text[text.index("{") :]
+        raise SourceError(f"{text}: expected {{FIRST..LAST}} or {{ONE,OTHER}}, found {found!r}")
     for word in words:
-        yield from _expand_braces(text[:start] + word + text[bounds[-1] + 1 :])
+        yield from _expand_braces(text[: inner.start()] + word + text[inner.end() :])
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
 def _walk(
-    folder: Path, archive: str, ignored: Ignored, beside: dict[str, str]
-) -> Generator[tuple[Found, str], None, None]:
-    """Yields each sample of an archive, and what is wrong with its label, with {} for its name; or "".
+    folder: Path, archive: str, ignored: Ignored, beside: dict[str, str], needs_labels: bool
+) -> Generator[Found, None, None]:
+    """Yields each sample of an archive. Its place is a Fault unless it has one image and, if needed, no wrong label.
 
-    Counts other members in `ignored`, and adds a "caption" (a text or JSON next to an image) and a "table" to `beside`.
-    The place of a sample is a Fault unless it has one image.
+    Counts other members in `ignored`, and adds examples to `beside`: a "label", a "caption" (a text or JSON next to an
+    image) and a "table". A label that is missing is None.
     """
     # The images of each sample, and its labels from .cls and .json: they need not be neighbors.
     found: dict[str, tuple[list[tuple[str, Extent]], list[str | Fault], list[str | Fault]]] = {}
@@ -221,17 +213,20 @@ def _walk(
             continue
         if images and stem in texts:
             beside.setdefault("caption", texts[stem])
-        label, fault = labels[0] if labels else None, "" if labels else _NO_LABEL
-        if len(labels) > 1:
-            fault = f"expected one label (.cls or .json) of {{}}, found {len(labels)} labels"
-        elif isinstance(label, Fault):
-            fault = "the label of {}: " + label.detail.replace("{", "{{").replace("}", "}}")
-        key = os.fsencode(images[0][0] if images else stem)
-        one = Found(key, label if isinstance(label, str) and not fault else None, None, archive)
+        if labels:
+            beside.setdefault("label", stem)
+        label = labels[0] if len(labels) == 1 else None
+        one = Found(os.fsencode(images[0][0] if images else stem), None, None, archive)
         if len(images) != 1:
-            wrong = f"expected one image of {_name(one)}, found {counted(len(images), 'image')}"
-            one = one._replace(label=None, place=Fault(wrong))
-        yield one if one.place else one._replace(place=images[0][1]), fault
+            expected = f"expected one image of {_name(one)}"
+            yield one._replace(place=Fault(f"{expected}, found {counted(len(images), 'image')}"))
+        elif len(labels) > 1 and needs_labels:
+            expected = f"expected one label (.cls or .json) of {_name(one)}"
+            yield one._replace(place=Fault(f"{expected}, found {len(labels)} labels"))
+        elif isinstance(label, Fault) and needs_labels:
+            yield one._replace(place=Fault(f"the label of {_name(one)}: {label.detail}"))
+        else:
+            yield one._replace(label=label if isinstance(label, str) else None, place=images[0][1])
 
 
 def _read_label(path: Path, name: str, extent: Extent) -> bytes:
@@ -250,9 +245,8 @@ def _contents(path: Path, file: bytes, ignored: Ignored) -> Iterator[tuple[str, 
             yield name, extent, partial(_read_label, path, name, extent)
         return
     with open_archive(path) as archive:
-        for one in members(archive, ignored):
-            extent = Extent(file, one.offset, one.nbytes)
-            yield os.fsdecode(one.name), extent, partial(archive.read_at, one.offset, one.nbytes)
+        for name, extent in members(archive, file, ignored):
+            yield name, extent, partial(archive.read_at, extent.offset, extent.nbytes)
 
 
 def _is_part(name: str, samples: Container[str]) -> bool:
