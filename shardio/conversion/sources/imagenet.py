@@ -51,8 +51,7 @@ def list_ilsvrc(src: Path) -> Listing:
         train, val = (path if path.exists() else None for path in (src / TRAIN_NAME, src / VAL_NAME))
         if train is None and val is None:
             raise SourceError(f"{src}: expected {TRAIN_NAME} or {VAL_NAME}, found neither")
-        others = set(os.listdir(src)) - {TRAIN_NAME, VAL_NAME, *DEVKIT_NAMES}
-        for name in sorted(others):
+        for name in sorted(set(os.listdir(src)) - {TRAIN_NAME, VAL_NAME, *DEVKIT_NAMES}):
             ignored.add(clutter(name) or "other file", name)
     else:
         folder = src.parent

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -21,7 +23,6 @@ from shardio.conversion.sources.cells import read_column, read_labels
 from shardio.conversion.sources.collection import Collection, ColumnTable, Fault, FileOrigin, Source
 from shardio.conversion.sources.doubt import DoubtError
 from shardio.conversion.sources.listing import Found, Listing
-from shardio.conversion.sources.lookup import find_pictures, fold, tidy
 from shardio.conversion.sources.names import DEFAULT_SPLIT, Outside, clutter, in_split_order, known_split, split_name
 from shardio.conversion.sources.table import WITHOUT_SPLITS, Contents, Row, Table, read_table
 from shardio.errors import SourceError, counted
@@ -67,10 +68,9 @@ class _Rows(Listing):
             raise SourceError(f"tables: expected the same columns of numbers in all, found {names} and {others[0]}")
         if not names:
             return collection
-        ordered = sorted(rows, key=lambda one: (self.tables.index(one.where.table), one.where.line))
-        cells = [one.where for one in ordered]
+        cells = [one.where for one in rows]
         values = {name: read_column(name, number, cells) for number, name in enumerate(names)}
-        columns = ColumnTable({one.key: number for number, one in enumerate(ordered)}, values)
+        columns = ColumnTable({one.key: number for number, one in enumerate(rows)}, values)
         return replace(collection, columns=columns)
 
 
@@ -96,7 +96,7 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
         found: dict[str, list[str]] = {}
         with contextlib.suppress(OSError):
             for name in os.listdir(os.path.join(folder, above)):
-                found.setdefault(fold(name), []).append(name)
+                found.setdefault(_fold(name), []).append(name)
         return found
 
     @cache
@@ -104,11 +104,11 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
         """Returns the folders that may be meant by a path."""
         found = {"/" if os.path.isabs(path) else ""}
         for name in filter(None, path.split("/")):
-            found = {os.path.join(up, one) for up in found for one in (name, *names(up).get(fold(name), ()))}
+            found = {os.path.join(up, one) for up in found for one in (name, *names(up).get(_fold(name), ()))}
         return found
 
     def near(paths: Iterable[str]) -> Iterator[str]:
-        above = {os.path.dirname(way(path)) for path in paths for way in (os.path.normpath, tidy)}
+        above = {os.path.dirname(way(path)) for path in paths for way in (os.path.normpath, _tidy)}
         for place in set(chain.from_iterable(map(folders, above))):
             yield from (os.path.join(place, one) for one in chain(*names(place).values()) if has_image_suffix(one))
 
@@ -117,7 +117,7 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
             paths = (os.path.join(above, name).removeprefix(inside) for name in filter(has_image_suffix, names))
             yield from (path for path in paths if not clutter(path))
 
-    found = find_pictures(content, has, near, below if root else tuple)
+    found = _find_pictures(content, has, near, below if root else tuple)
     if content.rows and not any(found):
         content.faults.check()
         first = content.rows[0].path
@@ -128,8 +128,7 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
             where = (
                 f"of {first!r} only {str(there)!r} exists: correct the paths by `--root OLD=NEW`, or mount their folder"
             )
-        tried = counted(len(found), "path")
-        raise SourceError(f"{table.path}: expected images at {tried}, found none: {where}")
+        raise SourceError(f"{table.path}: expected images at {counted(len(found), 'path')}, found none: {where}")
     images: list[Found] = []
     for row, path in zip(content.rows, found, strict=True):
         place = path or row.path
@@ -185,7 +184,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlab
     for given, content in tables.items():
         named = [path for path, (split, _) in images.items() if split == given]
         everything = named if named and len(collection.splits) > 1 else list(images)
-        paths = find_pictures(
+        paths = _find_pictures(
             content,
             has=images.__contains__,
             near=lambda _: images,
@@ -200,8 +199,8 @@ def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlab
                 found = Found(source.key, source.label, source.place, row)
             elif tables_list:
                 missing = Fault(f"expected an image at this path in SRC, as {content.path.name} lists it, found none")
-                split = known_split(tidy(row.path).split("/")[0]) or DEFAULT_SPLIT
-                found = Found(os.fsencode(tidy(row.path)), None, missing, row)
+                split = known_split(_tidy(row.path).split("/")[0]) or DEFAULT_SPLIT
+                found = Found(os.fsencode(_tidy(row.path)), None, missing, row)
             else:
                 ignored.add("row without an image", row.path)
                 continue
@@ -267,3 +266,90 @@ def _listing(collection: Collection, contents: Sequence[Contents], listed: Seque
             label = collection.classes[source.label] if as_texts and isinstance(source.label, int) else source.label
             found[split].append(Found(source.key, label, source.place))
     return _Rows(contents[0].path, found, collection, classes, names, tables=contents)
+
+
+# --- finding the pictures that paths mean, also where names on the disk are written otherwise -------------------------
+
+Change = Callable[[str], str]
+
+_CHANGES: Sequence[tuple[str, Change]] = (
+    ("", os.path.normpath),
+    ("backslashes are read as slashes", lambda path: os.path.normpath(path.replace("\\", "/"))),
+    ("blanks around names are ignored", lambda path: "/".join(map(str.strip, path.split("/")))),
+    ("a slash at the beginning is ignored", lambda path: path.lstrip("/")),
+    ("Unicode forms (NFC, NFD) are ignored", lambda path: unicodedata.normalize("NFC", path)),
+    ("letter case is ignored", lambda path: unicodedata.normalize("NFC", path.lower())),
+)
+"""The fewer of these changes make a path and a picture's name equal, the better they fit."""
+_BY_NAME = "pictures are found by their names alone"
+
+
+def _find_pictures(
+    content: Contents,
+    has: Callable[[str], bool],
+    near: Callable[[Iterable[str]], Iterable[str]],
+    everything: Callable[[], Iterable[str]],
+    folders: Sequence[str] = ("",),
+    identity: Callable[[str], Hashable] = str,
+) -> list[str]:
+    """Returns the path of each row's picture, or "" if there is none. Refuses a row that fits two pictures.
+
+    - `has`: whether there is a picture at exactly this path
+    - `near`: returns the paths of pictures that may fit paths of rows. If none does, `everything` is searched
+    - `folders`: what the paths of rows are relative to
+    - `identity`: the same for two paths of one picture
+    """
+    asked = [[f"{folder}/{row.path}" if folder else row.path for folder in folders] for row in content.rows]
+    used: Counter[str] = Counter()
+
+    def choose(row: Row, fitting: Iterable[str]) -> str:
+        distinct = list({identity(path): path for path in fitting}.values())
+        if len(distinct) > 1:
+            row.refuse(f"the path of one image, and not of {distinct[0]!r} and {distinct[1]!r}", row.path)
+        return distinct[0] if distinct else ""
+
+    def search(numbers: Sequence[int], pictures: Iterable[str], name_of: Change = str) -> None:
+        fitting: dict[str, list[str]] = {_fold(path): [] for number in numbers for path in asked[number]}
+        for picture in pictures:
+            name = _fold(name_of(picture))
+            for key in {name, os.path.splitext(name)[0]} & fitting.keys():
+                fitting[key].append(picture)
+        for number in numbers:
+            pairs = ((path, picture) for path in asked[number] for picture in fitting[_fold(path)])
+            if fits := sorted((*_compare(path, name_of(picture)), picture) for path, picture in pairs):
+                rank, ways, _ = fits[0]
+                found[number] = choose(content.rows[number], [picture for other, _, picture in fits if other == rank])
+                used.update([*ways, *([_BY_NAME] if name_of is os.path.basename else ())])
+
+    found = [choose(row, filter(has, paths)) for row, paths in zip(content.rows, asked, strict=True)]
+    if missing := [number for number, path in enumerate(found) if not path]:
+        search(missing, near(chain.from_iterable(asked[number] for number in missing)))
+    for name_of in (str, os.path.basename):
+        if found and not any(found):
+            search(range(len(found)), everything(), name_of)
+    content.notes.extend(f"in {counted(used[way], 'row')}, {way}" for way in used)
+    return found
+
+
+def _tidy(path: str, changes: Sequence[tuple[str, Change]] = _CHANGES[:4]) -> str:
+    """Returns a relative path, with slashes and without blanks around names."""
+    for _, change in changes:
+        path = change(path)
+    return path
+
+
+def _fold(path: str) -> str:
+    """Returns what is equal for paths that may mean the same picture."""
+    return _tidy(path, _CHANGES)
+
+
+def _compare(path: str, name: str) -> tuple[int, list[str]]:
+    """Returns (how badly a path fits a picture's name, the changes that make them equal). A suffix may lack."""
+    ways: list[str] = []
+    for rank, (way, change) in enumerate(_CHANGES):
+        changed = change(path), change(name)
+        ways += [way] if way and changed != (path, name) else []
+        path, name = changed
+        if path in (name, os.path.splitext(name)[0]):
+            return 2 * rank + (path != name), ways
+    return 2 * len(_CHANGES), ways

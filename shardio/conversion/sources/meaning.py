@@ -399,5 +399,4 @@ class Layout:
         suffixes = [{path.rpartition(b".")[2].lower() for path in some.values()} for some in stems.values()]
         differ = all(len(some) == 1 for some in suffixes) and len(set.union(*suffixes)) > 1
         have_sizes = len(set(looks[0])) > 1 and all(seen == looks[0] for seen in looks)
-        are_pairs = all(has_role) or (not are_numbers and (any(has_role) or differ or have_sizes))
-        return () if are_pairs else None
+        return () if all(has_role) or (not are_numbers and (any(has_role) or differ or have_sizes)) else None

@@ -353,6 +353,5 @@ def _hash(origin: RowsOrigin, count: int) -> str:
     if ARRAY in origin.members and origin.members[ARRAY].crc32 is None:
         for number in some_of(count):
             with contextlib.suppress(DecodeError):
-                row = origin.read(Source(b"", None, Item(b"", number)))
-                sha256.update(row.arrays[ARRAY].tobytes())
+                sha256.update(origin.read(Source(b"", None, Item(b"", number))).arrays[ARRAY].tobytes())
     return sha256.hexdigest()

@@ -123,8 +123,7 @@ def _find_archives(src: Path) -> tuple[Path, list[str], Ignored]:
     """Returns (a folder, the paths of all tars relative to the folder, counts of other files by kind)."""
     ignored = Ignored(src)
     if is_pattern(src):
-        fixed = _MAGIC.split(str(src), maxsplit=1)[0]
-        folder = Path(os.path.dirname(fixed))
+        folder = Path(os.path.dirname(_MAGIC.split(str(src), maxsplit=1)[0]))
         names = list(islice(_expand_braces(str(src)), _MOST_TARS + 1))
         if len(names) > _MOST_TARS:
             raise SourceError(f"{src}: expected braces that stand for at most {_MOST_TARS:,} names, found more")
