@@ -253,13 +253,13 @@ def list_source(
         raise SourceError(f"{path}: `--labels {labels}` needs a folder tree, found the kind {kind!r}")
     if labels in OF_TABLES and kind != "list":
         raise SourceError(f"{path}: `--labels {labels}` needs a table with labels, found the kind {kind!r}")
-    unlabeled, skips_unlabeled = labels == "none", options.unlabeled == "skip"
+    skips_unlabeled = options.unlabeled == "skip"
     has_masks = options.masks is not None and os.path.abspath(options.masks) == str(path)
     lists: Mapping[str, Callable[[], Listing]] = {
         "tree": partial(list_tree, path, labels, told=told, has_masks=has_masks),
         "arrays": partial(list_arrays, path, labels, told),
         "list": partial(list_table, table, labels),
-        "parquet": partial(list_parquet, path, table, unlabeled=unlabeled),
+        "parquet": partial(list_parquet, table, labels),
         "ilsvrc": partial(list_ilsvrc, path),
         "kaggle": partial(list_kaggle, path),
         "tiny-imagenet": partial(list_tiny_imagenet, path),

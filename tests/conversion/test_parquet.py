@@ -46,7 +46,7 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def listed(src: Path) -> Collection:
-    return list_parquet(src).collect()
+    return list_parquet(Table(src)).collect()
 
 
 @pytest.fixture

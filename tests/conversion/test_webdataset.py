@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -143,6 +144,13 @@ def test_labels_in_json_are_integers_or_names(text: str, label: int, tmp_path: P
     other = "a" if "b" in text else "0"
     files = [("1.jpg", b""), ("1.json", text.encode()), *pair("2", other)]
     assert [found for _, found in rows(scan_tars(write_tar(tmp_path / "x.tar", *files)))] == [label, 0]
+
+
+def test_a_fifo_with_the_name_of_an_archive_is_refused(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", *pair("1"))
+    os.mkfifo(tmp_path / "b.tar")
+    with pytest.raises(SourceError, match=r"b\.tar: expected a regular file"):
+        scan_tars(tmp_path)
 
 
 # --- samples that are refused -----------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def read_labels(contents: Sequence[Contents], rows: Sequence[Row]) -> Labels:
     for row in rows:
         if isinstance(row.label, dict):  # of JSON; its text would be a class name
             row.refuse("a name, a number or a list of them as label", row.label)
-        elif isinstance(row.label, str) and not row.table.table.label_separator and (expected := _odd(row.label)):
+        elif isinstance(row.label, str) and not row.contents.table.label_separator and (expected := _odd(row.label)):
             row.refuse(expected, row.label)
     if len(labeled[0].label_names) > 1:
         return labeled[0].label_names, _vectors(rows)
@@ -191,7 +191,7 @@ def read_column(name: str, number: int, rows: Sequence[Row]) -> NDArray[np.int64
                 row = rows[place]
                 raise ValueError(f"expected {expected}, found {value}")
     except ValueError as error:
-        where = f"{row.table.path}, {row.table.faults.word} {row.line}"
+        where = f"{row.contents.path}, {row.contents.faults.word} {row.line}"
         raise SourceError(f"{where}: column {name!r}: {error}") from None
     values = np.array(found, "<f8" if are_floats else "<i8")
     if are_floats:

@@ -44,8 +44,8 @@ class _Rows(Listing):
         row, other = one.where or first.where, first.where
         expected = "an image that is in no split without a table"
         if one.where and other:
-            file = "" if other.table is row.table else f" of {other.table.path.name}"
-            expected = f"a path that is not in {row.table.faults.word} {other.line}{file} already"
+            file = "" if other.contents is row.contents else f" of {other.contents.path.name}"
+            expected = f"a path that is not in {row.contents.faults.word} {other.line}{file} already"
         row.refuse(expected, row.path)
 
     def check(self) -> None:
@@ -68,6 +68,7 @@ class _Rows(Listing):
             raise SourceError(f"tables: expected the same columns of numbers in all, found {names} and {others[0]}")
         if not names:
             return collection
+        rows.sort(key=lambda one: (self.tables.index(one.where.contents), one.where.line))
         cells = [one.where for one in rows]
         values = {name: read_column(name, number, cells) for number, name in enumerate(names)}
         columns = ColumnTable({one.key: number for number, one in enumerate(rows)}, values)
@@ -237,8 +238,8 @@ def _check_split(row: Row, split: str) -> None:
     """Raises DoubtError if the row has an empty cell for the split, but the picture's folder is of another split."""
     if row.split is None and split not in ("", DEFAULT_SPLIT):
         raise DoubtError(
-            row.table.path,
-            f"{row.table.faults.word} {row.line}: expected a split, as the folder of {row.path!r} says {split!r}, "
+            row.contents.path,
+            f"{row.contents.faults.word} {row.line}: expected a split, as the folder of {row.path!r} says {split!r}, "
             "found an empty cell: fill it in",
             [WITHOUT_SPLITS],
         )

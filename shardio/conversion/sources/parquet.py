@@ -17,6 +17,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+from shardio.conversion.options import Labels
 from shardio.conversion.sources.collection import Collection, Item, identify
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError
 from shardio.conversion.sources.listing import Found, Listing
@@ -78,19 +79,19 @@ def holds_images(path: Path) -> bool:
         return any(map(_holds_images, file.schema_arrow.types))
 
 
-def list_parquet(src: Path, named: Table | None = None, *, unlabeled: bool = False) -> Listing:
-    """Returns the images of a parquet file, or of all parquet files in or below a folder, without reading an image.
+def list_parquet(table: Table, labels: Labels | None = None) -> Listing:
+    """Returns the images of a parquet file, or of all in or below a folder, without labels if `labels` is "none".
 
     - Images are binary values, or structs with `bytes` and perhaps `path`. A row whose label is null or -1 is left out.
-    - Labels are integers or texts. They are in the column that `named` names, or in the only one with a label's name.
+    - Labels are integers or texts. They are in the column that `table` names, or in the only one with a label's name.
       The classes of integers come from the ClassLabel in the files' Hugging Face metadata, or are numbers.
-    - A split is named by files and folders, or by the column that `named` names.
+    - A split is named by files and folders, or by the column that `table` names.
     - A key is [SPLIT/]CLASS/NAME. NAME comes from the struct's path. If there is no path, or another image of the class
       has the same name, NAME is the number of the row in its split.
     """
-    named = named or Table(src)
-    given = Table(named.file, None, "", named.label_columns[:1], named.split_column, group_column=named.group_column)
-    if named != given:
+    src = table.path
+    given = Table(table.file, None, "", table.label_columns[:1], table.split_column, group_column=table.group_column)
+    if table != given:
         expected = "one `--label-column`, `--split-column`, `--group-column` and nothing else"
         raise SourceError(f"{src}: images in parquet take {expected}")
     ignored = Ignored(src)
@@ -99,7 +100,7 @@ def list_parquet(src: Path, named: Table | None = None, *, unlabeled: bool = Fal
         raise SourceError(f"{src}: expected a parquet file, or parquet files in or below a folder, found none")
     splits = _group(folder, names, is_whole=src.is_file())
     files = {
-        os.fsencode(name): _File(folder / name, split, named, unlabeled=unlabeled)
+        os.fsencode(name): _File(folder / name, split, table, labels)
         for split, group in splits.items()
         for name in group
     }
@@ -185,7 +186,7 @@ class _File:
     `split` is the split that the file's name or folder names, or "".
     """
 
-    def __init__(self, path: Path, split: str, named: Table, *, unlabeled: bool) -> None:
+    def __init__(self, path: Path, split: str, table: Table, labels: Labels | None) -> None:
         self.path, self.split = path, split
         identity = identify(path)
         with open_parquet(path) as file:
@@ -198,8 +199,8 @@ class _File:
             image = _choose_image(path, types, kinds)
             described = {name.lower() for name, kind in kinds.items() if kind == "ClassLabel"}
             known = ({"label"}, LABEL_NAMES | described)
-            table = replace(named, file=path, path_column=image)
-            self.columns = Contents(table, schema.names, Faults(path, "row"), "none" if unlabeled else None, known)
+            columns = replace(table, file=path, path_column=image)
+            self.columns = Contents(columns, schema.names, Faults(path, "row"), labels, known)
             self.label = "".join(self.columns.label_names)
             self._check_columns(file, types)
             fields = _fields(types[image])

@@ -125,7 +125,7 @@ Tables = str | os.PathLike[str] | Table | Mapping[str, str | os.PathLike[str] | 
 class Row(NamedTuple):
     """A row of a table that has a valid path and split."""
 
-    table: Contents
+    contents: Contents
     line: int
     path: str
     split: str | None
@@ -138,7 +138,7 @@ class Row(NamedTuple):
     """"" if the table has no column of groups."""
 
     def refuse(self, expected: str, found: object) -> None:
-        self.table.faults.add(self.line, expected, found)
+        self.contents.faults.add(self.line, expected, found)
 
 
 class Contents:

@@ -24,6 +24,7 @@ from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import NO_VECTORS, SPLIT_NAMES, Ignored, known_split, sorted_entries, split_name
 from shardio.conversion.sources.tar import drain, members, open_archive
 from shardio.errors import DecodeError, SourceError, counted
+from shardio.system.opening import open_file
 
 # Fields of a .json member: the first that is there counts.
 _LABEL_FIELDS = ("label", "class", "cls")
@@ -237,7 +238,8 @@ def _read_label(path: Path, name: str, extent: Extent) -> bytes:
 
 def _contents(path: Path, file: bytes, ignored: Ignored) -> Iterator[tuple[str, Extent, Callable[[], bytes]]]:
     """Yields the name, the place and a reader of each file in an archive."""
-    with path.open("rb") as opened:
+    # Non-blocking, so that a FIFO does not stop us for ever.
+    with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as opened:
         is_zip = opened.read(len(ZIP_MAGIC)) == ZIP_MAGIC
     if is_zip:
         for name, extent in zip_members(path, file, ignored):
