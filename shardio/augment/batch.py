@@ -235,7 +235,7 @@ class Batch:
         return Stage(len(self), (height, width, channels), size or self.size, *changes)
 
     def after(self, stage: Stage | Choice | None, sizes: NDArray[np.int64]) -> Batch:
-        """Returns the batch after `stage` and the recorded cast. `sizes` become the sizes before any squashing."""
+        """Returns the batch after `stage` and the recorded cast. `sizes`, (B, 2), are those before any squashing."""
         stages = () if stage is None else (stage,)
         if self.is_deferred:
             assert not self.is_cast
@@ -283,12 +283,13 @@ def sizes_of(images: torch.Tensor) -> NDArray[np.int64]:
 def computed(images: torch.Tensor, stages: Stages, cast: Cast, count: int) -> torch.Tensor:
     """Returns images after `stages`, normalized and cast, in as many threads as torch has.
 
-    `images` are uint8 (n, C, H, W), the stages are of `count` images: all images, repeated as a whole as often as
-    needed. The results of stages are in channels_last memory.
+    `images` are (n, C, H, W), uint8 if there are stages. The stages change the sequence of all images, repeated until
+    there are `count`, a multiple of n. Their results are in channels_last memory.
     """
     if not stages and len(images) != count:
         images = torch.cat([images] * (count // len(images)))
-    if not stages and not (images.device.type == "cpu" and images.is_contiguous(memory_format=torch.channels_last)):
+    is_in_place = images.device.type == "cpu" and images.is_contiguous(memory_format=torch.channels_last)
+    if not stages and (images.dtype != torch.uint8 or not is_in_place):
         return normalized(images, cast)
     if images.device.type != "cpu":
         raise ValueError(

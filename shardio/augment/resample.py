@@ -91,7 +91,7 @@ def affine_on(device: torch.device, mean: tuple[float, ...], std: tuple[float, .
 
 
 def normalized(images: torch.Tensor, cast: Cast) -> torch.Tensor:
-    """Returns uint8 images, (B, C, H, W) on any device, normalized and cast by operations of torch."""
+    """Returns images, (B, C, H, W) on any device, normalized (if uint8) and cast by operations of torch."""
     if cast.statistics is None:
         return images if cast.dtype is None else images.to(cast.dtype)
     factor, offset = affine_on(images.device, *map(tuple, cast.statistics))[:, :, None, None]

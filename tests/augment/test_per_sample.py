@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transforms import by_torch
 
-from shardio.augment import Compose, HorizontalFlip, Normalize, PerSample, RandomCrop, Views
+from shardio.augment import Compose, HorizontalFlip, Normalize, PerSample, RandomCrop, ToDtype, Views
 from shardio.augment.per_sample import check_foreign
 
 COUNT, HEIGHT, WIDTH = 24, 12, 10
@@ -137,6 +137,12 @@ def test_it_goes_between_transforms_of_shardio() -> None:
     assert chain(IMAGES, seed=1).shape == (COUNT, 3, 8, 8)  # type: ignore[union-attr]
     one, other = Views([PerSample(Flip()), PerSample(Flip())])(IMAGES, seed=1)
     assert flipped(one) != flipped(other)
+
+
+def test_gray_images_that_a_function_has_made_floats_are_cast() -> None:
+    images = IMAGES[:, :1]
+    found = Compose([PerSample(lambda image: image / 255), ToDtype(torch.float16)])(images)
+    assert torch.equal(found, (images / 255).half())  # type: ignore[arg-type]
 
 
 def test_no_samples_have_the_size_and_the_type_of_others() -> None:
