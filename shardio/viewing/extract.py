@@ -16,7 +16,7 @@ from PIL import Image
 
 from shardio.reading.shardset import ShardSet
 from shardio.system.files import make_folder, sweep_temporaries, target_of, write_atomic
-from shardio.viewing.pictures import keys_of, read_pictures
+from shardio.viewing.pictures import check_crc32, keys_of, read_pictures
 
 LABELS_FILE = "labels.csv"
 _FACTS = ("index", "key", "label", "class", "class_name")
@@ -58,7 +58,10 @@ def extract(shards: ShardSet, indices: NDArray[np.int64], folder: Path, on_progr
         label = shards.labels_of(sample)[0] if shards.content.index.has_label else None
         stem = f"{index:0{digits}d}-{_stem(key)}".rstrip("-")
         values = {} if pictures is None else {"": next(pictures)}
-        values |= {name: shards.values_of(name, sample)[0] for name in shards.arrays}
+        for name in shards.arrays:
+            rows = shards.values_of(name, sample)
+            check_crc32(shards, name, index, rows, int(shards.copy_crc32s(name, sample)[0]))
+            values[name] = rows[0]
         lists = (shards.manifest.classes, shards.manifest.class_names)
         classes = [names[label] if names and label is not None else "" for names in lists]
         line: dict[str, object] = dict(zip(_FACTS, (index, key, label, *classes), strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,13 +49,19 @@ def read_pictures(shards: ShardSet, indices: NDArray[np.int64], *, check: bool =
         shards.will_read(indices[start + size : start + 2 * size])
         rows, expected = shards.rows_of(some), shards.column_of("crc32", some).tolist()
         for index, row, crc, picture in zip(some.tolist(), rows, expected, shards.images_of(rows), strict=True):
-            if check and (found := crc32(row)) != crc:
-                path = shards.path_of(shards.locate_one("", index)[0])
-                raise FormatError(
-                    f"{path}: sample {index}: expected pixels with crc32 {crc:08x}, found {found:08x}: "
-                    "`shardio verify` lists all damage and says how to repair it"
-                )
+            if check:
+                check_crc32(shards, "", index, row, crc)
             yield picture
+
+
+def check_crc32(shards: ShardSet, name: str, index: int, row: NDArray[Any], expected: int) -> None:
+    """Raises FormatError unless `row`, a sample's pixels ("") or value of the array `name`, has this crc32."""
+    if (found := crc32(row)) != expected:
+        path = shards.path_of(shards.locate_one(name, index)[0])
+        raise FormatError(
+            f"{path}: sample {index}: expected {name or 'pixels'} with crc32 {expected:08x}, found {found:08x}: "
+            "`shardio verify` lists all damage and says how to repair it"
+        )
 
 
 NO_LABEL = int(np.iinfo(np.int64).min)

@@ -116,6 +116,14 @@ def test_a_damaged_sample_is_an_error_and_there_is_no_table(make_set: Callable[.
     assert not (tmp_path / "some" / "labels.csv").exists()
 
 
+def test_a_damaged_value_of_an_array_is_an_error(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    out = make_set(20)
+    change_split(out, some_arrays(20, 6, 5))
+    flip(next(out.glob("*mask*.npy")))
+    result = call(out, "--indices", "0-19", "-o", tmp_path / "some")
+    assert "train-mask-00000.npy: sample 6: expected mask with crc32" in str(result.exception)
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
