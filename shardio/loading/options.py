@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, NoReturn, TypeAlias
 
 import torch
@@ -120,11 +120,11 @@ def check_function(transform: object) -> None:
 class Parts:
     """Which parts a batch has: images, labels, and `arrays` by name, which include labels that are not integers."""
 
-    image_shape: SampleShape | None = None
+    image_shape: SampleShape | None
     """(height, width, channels) of images; None if there are none."""
-    label_row: RowType | None = LABEL_ROW
+    label_row: RowType | None
     """The dtype and shape of a label; None if there are no labels."""
-    arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
+    arrays: Mapping[str, ArrayEntry]
     source: bool = False
     """Whether batches have the number of each sample's set, as batches of a mixture do."""
 
@@ -136,14 +136,6 @@ class Parts:
     def array_names(self) -> tuple[str, ...]:
         """The names of the arrays in a batch's dict, without labels."""
         return tuple(name for name in self.arrays if name != LABELS_NAME)
-
-    @property
-    def described(self) -> dict[str, tuple[str, RowType]]:
-        """The kind, and the dtype and shape of one sample's value, by name: for each array and for the images."""
-        arrays: dict[str, tuple[str, RowType]] = {name: (array.kind, array.row) for name, array in self.arrays.items()}
-        if self.image_shape is not None:
-            arrays["images"] = ("pixels", RowType("|u1", self.image_shape))
-        return arrays
 
     @property
     def stored_shape(self) -> SampleShape:
@@ -166,28 +158,27 @@ def as_names(names: Iterable[str]) -> tuple[str, ...]:
     raise TypeError(f"arrays must be a list of names; found {names!r}")
 
 
-def find_parts(
-    layout: SplitLayout | MixedSet, arrays: Sequence[str] = (), images: Literal[True] | None = True
-) -> Parts:
+def find_parts(layout: SplitLayout | MixedSet, arrays: Sequence[str], images: Literal[True] | None = True) -> Parts:
     """Returns the parts of batches with the arrays named `arrays`, and with the pixels unless `images` is None.
 
     If the split has no pixels and `arrays` is empty, all arrays are included. Raises ValueError for a name that the
     split does not have, or that the sets of a mixture have in different types.
     """
     if isinstance(layout, MixedSet):
-        found = [(one.path, find_parts(one, arrays, images)) for one in layout.sets]
-        for path, parts in found:
-            if SOURCE in parts.arrays:
+        every = [find_parts(one, arrays, images) for one in layout.sets]
+        mine, *_ = types = [{name: (array.kind, array.row) for name, array in one.arrays.items()} for one in every]
+        for one, theirs in zip(layout.sets, types, strict=True):
+            if SOURCE in theirs:
                 raise ValueError(
-                    f"{path}: the array {SOURCE!r} cannot be in batches of a mixture, which have the number of each "
-                    "sample's set under this name: choose arrays= without it"
+                    f"{one.path}: the array {SOURCE!r} cannot be in batches of a mixture, which have the number of "
+                    "each sample's set under this name: choose arrays= without it"
                 )
-            if (theirs := parts.described) != (mine := found[0][1].described):
+            if theirs != mine:
                 raise ValueError(
-                    f"{path}: expected arrays {mine}, as {found[0][0]} has, found {theirs}: choose arrays= that all "
-                    "sets have with the same types"
+                    f"{one.path}: expected arrays {mine}, as {layout.sets[0].path} has, found {theirs}: choose arrays= "
+                    "that all sets have with the same types"
                 )
-        return replace(found[0][1], source=True)
+        return replace(every[0], source=True)
     where = f"{layout.path}, {layout.split}"
     known = [name for name in layout.content.arrays if name != LABELS_NAME]
     for number, name in enumerate(arrays):

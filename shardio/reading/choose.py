@@ -61,27 +61,22 @@ def choose(facts: ReaderFacts) -> ReaderChoice:
     """Returns the reader for io="auto", chosen from `facts` alone."""
     size = f"the set's {bytes_text(facts.nbytes)}"
     fits = facts.memory_left is None or facts.nbytes <= _SHARE_FOR_THE_SET * facts.memory_left
-    room = "" if facts.memory_left is None else f" the {bytes_text(facts.memory_left)} of memory that are left"
+    reason = f"how much memory is left for {size} is unknown"
+    if facts.memory_left is not None:
+        left = f"the {bytes_text(facts.memory_left)} of memory that are left"
+        reason = f"{size} {'fit' if fits else 'do not fit'} in {left}"
     if is_network(facts.filesystem):
-        reason = f"{facts.filesystem} is a network filesystem: many reads at a time, each tried again if it fails"
-        if fits:
-            return ReaderChoice("pread", False, reason)
-        return ReaderChoice(
-            "pread", True, f"{reason}; {size} do not fit in{room}, so nothing is kept in the page cache"
-        )
+        network = f"{facts.filesystem} is a network filesystem: many reads at a time, each tried again if it fails"
+        past_cache = "" if fits else f"; {reason}, so nothing is kept in the page cache"
+        return ReaderChoice("pread", not fits, network + past_cache)
     if facts.resident_share == 1.0:
         return ReaderChoice("mmap", False, "the set is in the page cache")
     if fits:
-        return ReaderChoice(
-            "mmap", False, f"{size} fit in{room}" if room else f"how much memory is left for {size} is unknown"
-        )
+        return ReaderChoice("mmap", False, reason)
     if facts.direct_alignment is not None:
-        return ReaderChoice("direct", False, f"{size} do not fit in{room}")
-    return ReaderChoice(
-        "pread",
-        True,
-        f"{size} do not fit in{room}, and O_DIRECT does not work on {facts.filesystem or 'this filesystem'}",
-    )
+        return ReaderChoice("direct", False, reason)
+    where = facts.filesystem or "this filesystem"
+    return ReaderChoice("pread", True, f"{reason}, and O_DIRECT does not work on {where}")
 
 
 def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> ReaderFacts:
