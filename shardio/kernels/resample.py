@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from shardio.kernels import _resample as _native
 from shardio.kernels.rowcopy import Places, Windows, copy_spans
 
-FORMS: tuple[str, ...] = _native.FORMS
-"""The variants of the kernel that this processor can run, such as "avx2", fastest first. All give the same bytes."""
+_FORM = 0
+"""The number of the variant that runs: in `_native.FORMS`, the first is the fastest. All give the same bytes."""
 
 # numpy has no bfloat16: results are kept as their bits.
 _DEPTHS = {np.dtype(dtype): i for i, dtype in enumerate((np.uint8, np.float32, np.uint16, np.float16))}
@@ -125,7 +125,6 @@ def resample(
     antialias: bool = True,
     resized: tuple[int, int] | None = None,
     first: tuple[int, int] = (0, 0),
-    form: str | None = None,
     lines: Places = None,
 ) -> None:
     """Resamples a box of each image of `planes`, and writes the results to `out`, (B, H, W, C).
@@ -158,12 +157,12 @@ def resample(
         *((height, width) if resized is None else resized, first, (height, width)),
         antialias,
         _DEPTHS[out.dtype],
-        0 if form is None else FORMS.index(form),
+        _FORM,
     )
     check_made(made, len(planes))
 
 
-def to_yuv420(images: NDArray[np.uint8], out: NDArray[np.uint8], form: str | None = None) -> None:
+def to_yuv420(images: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     """Writes RGB images, uint8 (B, H, W, 3), to `out` as yuv420, uint8 (B, H * 3 / 2, W). Sides are even.
 
     Coefficients have 16 binary places, and Cb and Cr are means of four pixels. Each result is rounded once, halves up.
@@ -173,4 +172,4 @@ def to_yuv420(images: NDArray[np.uint8], out: NDArray[np.uint8], form: str | Non
         raise ValueError(
             f"expected images (B, H, W, 3) and out (B, H * 3 / 2, W); found {images.shape} and {out.shape}"
         )
-    _native.to_yuv420(images, out, height, width, 0 if form is None else FORMS.index(form))
+    _native.to_yuv420(images, out, height, width, _FORM)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from shardio.kernels import _rowcopy as _native
 
-_KERNEL = _native.KERNELS.index(_native.BEST)
-"""The number of the variant that copies: the fastest that this processor can run. All copy the same bytes."""
+_FORM = _native.KERNELS.index(_native.BEST)
+"""The number of the variant that runs: the fastest that this processor can run. All copy the same bytes."""
 Places: TypeAlias = NDArray[np.int64] | None
 """Where each row goes: its index in `out`. None: one after the other."""
 
@@ -113,7 +113,7 @@ def copy_rows(rows: NDArray[np.uint8], numbers: NDArray[np.int64], out: NDArray[
         # Products of larger numbers would wrap around.
         raise IndexError(f"lines must be from 0 to {count - 1}; found {lines.min()} to {lines.max()}")
     how = None, None, None, 0, None if lines is None else _int64(lines * nbytes)
-    return _native.copy(rows, nbytes, _int64(numbers), *how, out, _KERNEL)
+    return _native.copy(rows, nbytes, _int64(numbers), *how, out, _FORM)
 
 
 def copy_windows(
@@ -135,7 +135,7 @@ def copy_windows(
     pieces = np.where(windows.widths == width, 1, windows.heights)
     nbytes = windows.num_pixels * channels // pieces
     spans = _int64(starts), _int64(pieces), _int64(nbytes)
-    return _native.copy(images, height * stride, _int64(numbers), *spans, stride, None, out, _KERNEL)
+    return _native.copy(images, height * stride, _int64(numbers), *spans, stride, None, out, _FORM)
 
 
 def copy_spans(memory: NDArray[np.uint8], places: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
@@ -147,7 +147,7 @@ def copy_spans(memory: NDArray[np.uint8], places: NDArray[np.int64], out: NDArra
     check_bytes(out)
     ones = np.ones(len(places), np.int64)
     spans = ones - 1, _int64(places), ones, ones * out.shape[1]
-    return _native.copy(memory, memory.nbytes, *spans, 0, None, out, _KERNEL)
+    return _native.copy(memory, memory.nbytes, *spans, 0, None, out, _FORM)
 
 
 def check_bytes(out: NDArray[np.uint8]) -> None:

@@ -7,7 +7,6 @@ import itertools
 import math
 import operator
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,11 @@ from shardio.conversion.images.headers import MAX_PIXELS
 from shardio.conversion.options import FitMode, Resample
 from shardio.errors import DecodeError
 from shardio.format.layout import MAX_SIDE
+from shardio.kernels import _resample
 from shardio.kernels import resample as kernel
 from shardio.reading.shardset import open_shards
 
+NUM_FORMS = len(_resample.FORMS)
 SHAPES = [(1, 1), (1, 2), (2, 1), (3, 5), (16, 16), (17, 40), (40, 17), (80, 31), (1, 300), (300, 1)]
 """Sizes of pictures."""
 TARGETS = [(1, 1), (7, 7), (32, 32), (8, 24), (24, 8), (31, 33)]
@@ -175,13 +176,13 @@ def keys(x: float) -> float:
 
 @pytest.mark.parametrize("size", [1, 7, 32])
 def test_adm_gives_the_pixels_of_its_definition(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    fit, rng, resample = Fit((size, size), "adm"), np.random.default_rng(size), kernel.resample
+    fit, rng = Fit((size, size), "adm"), np.random.default_rng(size)
     small = itertools.product(range(1, 12), repeat=2)
     for height, width in [*small, *SHAPES, (31, 33), (64, 64), (65, 129), (330, 500), (70, 300), (300, 70)]:
         pixels = random_pixels(rng, height, width)
         expected = center_crop_arr(pixels, size, by_definition)
-        for form in kernel.FORMS:
-            monkeypatch.setattr(kernel, "resample", partial(resample, form=form))
+        for form in range(NUM_FORMS):
+            monkeypatch.setattr(kernel, "_FORM", form)
             np.testing.assert_array_equal(fit.apply(pixels), expected, err_msg=f"{height} x {width}, {form}")
         assert fit.apply_nearest(np.full((height, width), 7, np.uint8)).tolist() == [[7] * size] * size
 
@@ -343,10 +344,10 @@ def random_pixels(rng: np.random.Generator, height: int, width: int) -> NDArray[
     return pixels if rng.random() < 0.5 else (pixels >> 7) * np.uint8(255)
 
 
-@pytest.mark.parametrize("form", kernel.FORMS)
-def test_random_pictures_are_as_torch_makes_them(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "resample", partial(kernel.resample, form=form))
-    rng = np.random.default_rng(kernel.FORMS.index(form))
+@pytest.mark.parametrize("form", range(NUM_FORMS))
+def test_random_pictures_are_as_torch_makes_them(form: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "_FORM", form)
+    rng = np.random.default_rng(form)
     for _ in range(500):
         fit, (height, width) = random_fit(rng), rng.integers(1, rng.choice([5, 20, 100, 250]), 2).tolist()
         pixels = random_pixels(rng, height, width)

@@ -40,7 +40,7 @@ def _draw_span(rng: np.random.Generator, start: int, side: int) -> tuple[float, 
     return start + rng.uniform(0, side - length), length, start, start + side
 
 
-def test_all_forms_give_the_same_bytes() -> None:
+def test_all_forms_give_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     for _ in range(100):
         count, channels, size = rng.integers(1, 4), int(rng.choice([1, 2, 3, 4])), rng.integers(1, 60, 2)
@@ -50,22 +50,26 @@ def test_all_forms_give_the_same_bytes() -> None:
         affine = None if dtype == np.uint8 else rng.normal(size=(2, channels)).astype(np.float32)
         how = {name: bool(rng.integers(2)) for name in ("cubic", "antialias", "box", "wide")}
         made = []
-        for form in kernel.FORMS:
+        for form in range(len(_resample.FORMS)):
+            monkeypatch.setattr(kernel, "_FORM", form)
             out = np.zeros((count, *size, channels), dtype)
-            kernel.resample(**given, out=out, affine=affine, form=form, **how)
+            kernel.resample(**given, out=out, affine=affine, **how)
             made.append(out)
             lines, larger = rng.permutation(count + 2)[:count], np.full((count + 2, *size, channels), 7, dtype)
             expected = larger.copy()
             expected[lines] = out
-            kernel.resample(**given, out=larger, affine=affine, form=form, lines=lines, **how)
+            kernel.resample(**given, out=larger, affine=affine, lines=lines, **how)
             np.testing.assert_array_equal(larger.view(np.uint8), expected.view(np.uint8), err_msg=f"{form} {lines}")
-        for form, out in zip(kernel.FORMS, made, strict=True):
+        for form, out in zip(_resample.FORMS, made, strict=True):
             np.testing.assert_array_equal(out.view(np.uint8), made[0].view(np.uint8), err_msg=f"{form} {size} {how}")
 
 
-@pytest.mark.parametrize("form", kernel.FORMS)
+@pytest.mark.parametrize("form", range(len(_resample.FORMS)))
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.float16])
-def test_levels_are_normalized_and_cast_as_torch_does_it(form: str, dtype: Any) -> None:
+def test_levels_are_normalized_and_cast_as_torch_does_it(
+    form: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "_FORM", form)
     levels = np.tile(np.arange(256, dtype=np.uint8)[:, None], (1, 3))
     rng = np.random.default_rng(1)
     # Halves of the last place, numbers too small and too large for 16 bits, and usual ones.
@@ -75,7 +79,7 @@ def test_levels_are_normalized_and_cast_as_torch_does_it(form: str, dtype: Any) 
         out = np.empty((1, 256, 1, 3), dtype)
         axes = np.array([[(0, 1, 0, 256), (0, 1, 0, 1)]])
         planes = kernel.Planes.of_images(levels[None, :, None])
-        kernel.resample(planes, axes, np.zeros(1, bool), out, affine, cubic=False, form=form)
+        kernel.resample(planes, axes, np.zeros(1, bool), out, affine, cubic=False)
         expected = (torch.from_numpy(levels).float() * torch.from_numpy(affine[0]) + torch.from_numpy(affine[1])).to(
             DTYPES[dtype]
         )
@@ -87,7 +91,8 @@ def test_levels_are_normalized_and_cast_as_torch_does_it(form: str, dtype: Any) 
 _AT_THE_EDGE = """
 import ctypes, itertools, mmap
 import numpy as np
-from shardio.kernels.resample import FORMS, Planes, resample, to_yuv420
+from shardio.kernels import resample as kernel
+from shardio.kernels.resample import Planes, resample, to_yuv420
 libc, page = ctypes.CDLL(None), 4096
 def room(shape, at_the_end):
     nbytes = int(np.prod(shape))
@@ -104,19 +109,19 @@ sizes = [(1, 1), (7, 7), (5, 13)]
 resized = [(1, 1), (9, 9), (37, 61), (80, 20)]
 filters = [dict(cubic=cubic, antialias=antialias) for cubic in (False, True) for antialias in (True, False)]
 filters += [dict(cubic=False, box=True), dict(cubic=True, wide=True)]
-for at_the_end, filter, form in itertools.product((False, True), filters, FORMS):
+for at_the_end, filter, kernel._FORM in itertools.product((False, True), filters, range(len(kernel._native.FORMS))):
     for shape, size, new in itertools.product(shapes + halved, sizes, resized):
         pixels, out = room((2, *shape, 3), at_the_end), room((2, *size, 3), at_the_end)
         pixels[:] = 200
         axes = np.array([[(0, side / n, 0, side) for side, n in zip(shape, new)]] * 2, np.float64)
         for place in ((0, 0), (new[0] - 1, new[1] - 1), (1 - size[0], 1 - size[1]), ((new[0] - size[0]) // 2, 0)):
             if -size[0] < place[0] < new[0]:
-                how = dict(**filter, resized=new, first=place, form=form)
+                how = dict(**filter, resized=new, first=place)
                 packed = Planes.of_images(pixels)
                 some, rows = [packed], (pixels.reshape(2, -1), np.arange(2), packed.windows, (*shape, 3))
                 if shape in halved:
                     yuv = room((2, shape[0] * 3 // 2, shape[1]), at_the_end)
-                    to_yuv420(pixels, yuv, form)
+                    to_yuv420(pixels, yuv)
                     some, rows = [Planes.packed(yuv, packed.windows, 3, True)], (yuv.reshape(2, -1), *rows[1:], True)
                 for planes in (*some, Planes.of_rows(*rows)):
                     resample(planes, axes, np.array([False, True]), out, **how)
@@ -207,7 +212,7 @@ NORMAL: dict[str, Any] = {"out": bytearray(72), "affine": np.ones(6, np.float32)
         (ValueError, {"size": (1 << 62, 1)}),
         (ValueError, {"depth": 4}),
         (ValueError, {"depth": -1}),
-        (ValueError, {"form": len(kernel.FORMS)}),
+        (ValueError, {"form": len(_resample.FORMS)}),
         (ValueError, {"form": -1}),
         (ValueError, {"affine": np.ones(6, np.float32)}),
         (ValueError, {**NORMAL, "out": bytearray(18)}),
@@ -255,7 +260,7 @@ COLORS: dict[str, Any] = {"images": bytes(48), "out": bytearray(24), "height": 2
         {"height": 0},
         {"width": -4},
         {"height": 1 << 62},
-        {"form": len(kernel.FORMS)},
+        {"form": len(_resample.FORMS)},
         {"form": -1},
     ],
 )

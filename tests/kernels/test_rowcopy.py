@@ -37,7 +37,7 @@ def random_rows(rng: np.random.Generator, count: int, nbytes: int) -> np.ndarray
 @pytest.fixture(params=FORMS, autouse=True)
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each variant of the kernel that this processor can run."""
-    monkeypatch.setattr(rowcopy, "_KERNEL", _rowcopy.KERNELS.index(request.param))
+    monkeypatch.setattr(rowcopy, "_FORM", _rowcopy.KERNELS.index(request.param))
 
 
 def test_small_rows_of_every_size_and_alignment_are_copied() -> None:

@@ -7,15 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from plain_yuv420 import Pixels, plain_picture, plain_rgb, plain_window, plain_yuv420
 
+from shardio.kernels import _resample
 from shardio.kernels import resample as kernel
 from shardio.kernels.resample import Planes, to_yuv420
 from shardio.kernels.rowcopy import Windows
+
+NUM_FORMS = len(_resample.FORMS)
 
 
 def planes_of(images: Pixels) -> Planes:
@@ -88,11 +92,10 @@ def check_drawn_batch(rng: np.random.Generator) -> None:
         ]
     )
 
-    def make(form: str, dtype: Any = np.uint8, some: slice = slice(None), **more: Any) -> NDArray[Any]:
+    def make(form: int, dtype: Any = np.uint8, some: slice = slice(None), **more: Any) -> NDArray[Any]:
         out = np.zeros((len(flips[some]), *size, 3), dtype)
-        kernel.resample(
-            planes[some], axes[some], flips[some], out, form=form, **how | {"cubic": how["cubic"][some]}, **more
-        )
+        with mock.patch.object(kernel, "_FORM", form):
+            kernel.resample(planes[some], axes[some], flips[some], out, **how | {"cubic": how["cubic"][some]}, **more)
         return out
 
     affine = rng.normal(size=(2, 3)).astype(np.float32)
@@ -100,7 +103,7 @@ def check_drawn_batch(rng: np.random.Generator) -> None:
     copy = np.array([[(0, 1, 0, side) for side in size]] * count, np.float64)
     normalized = np.zeros(expected.shape, dtype)
     kernel.resample(Planes.of_images(expected), copy, np.zeros(count, bool), normalized, affine, cubic=False)
-    for form in kernel.FORMS:
+    for form in range(NUM_FORMS):
         np.testing.assert_array_equal(make(form), expected, err_msg=f"{form} {given}")
         made = make(form, dtype, affine=affine)
         np.testing.assert_array_equal(made.view(np.uint8), normalized.view(np.uint8), err_msg=f"{form} {given}")
@@ -108,7 +111,7 @@ def check_drawn_batch(rng: np.random.Generator) -> None:
             np.testing.assert_array_equal(make(form, some=slice(i, i + 1))[0], expected[i], err_msg=f"{form} {given}")
     if rng.random() < 0.1:
         with ThreadPoolExecutor(4) as pool:
-            for made in pool.map(make, [kernel.FORMS[0]] * 8):
+            for made in pool.map(make, [0] * 8):
                 np.testing.assert_array_equal(made, expected, err_msg=given)
 
 
@@ -120,8 +123,9 @@ def test_results_are_as_the_definition_has_them() -> None:
         check_drawn_batch(rng)
 
 
-@pytest.mark.parametrize("form", kernel.FORMS)
-def test_a_crop_is_a_slice_of_the_whole_picture(form: str) -> None:
+@pytest.mark.parametrize("form", range(NUM_FORMS))
+def test_a_crop_is_a_slice_of_the_whole_picture(form: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "_FORM", form)
     sample = np.random.default_rng(1).integers(0, 256, (9, 8), dtype=np.uint8)
     whole = plain_picture(sample)
     copied = np.zeros((1, 6, 8, 3), np.uint8)
@@ -132,7 +136,7 @@ def test_a_crop_is_a_slice_of_the_whole_picture(form: str) -> None:
     for (top, bottom), (left, right), flip in product(*edges, (False, True)):
         axes = np.array([[(top, 1, top, bottom), (left, 1, left, right)]])
         made = np.zeros((1, bottom - top, right - left, 3), np.uint8)
-        kernel.resample(planes, axes, np.array([flip]), made, cubic=flip, form=form)
+        kernel.resample(planes, axes, np.array([flip]), made, cubic=flip)
         part = whole[top:bottom, left:right]
         np.testing.assert_array_equal(made[0], part[:, ::-1] if flip else part, err_msg=f"{axes} {flip}")
 
@@ -155,8 +159,9 @@ def test_gray_stays_gray() -> None:
 # RGB to yuv420.
 
 
-@pytest.mark.parametrize("form", kernel.FORMS)
-def test_pictures_become_yuv420_as_the_definition_has_it(form: str) -> None:
+@pytest.mark.parametrize("form", range(NUM_FORMS))
+def test_pictures_become_yuv420_as_the_definition_has_it(form: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "_FORM", form)
     rng = np.random.default_rng(3)
     for height, width in [(2, 2), (2, 130), (70, 2), (6, 64), (34, 66), (20, 200)]:
         images = rng.integers(0, 256, (3, height, width, 3), dtype=np.uint8)
@@ -165,7 +170,7 @@ def test_pictures_become_yuv420_as_the_definition_has_it(form: str) -> None:
             np.array([(0, 0, 255), (255, 0, 0)], np.uint8).repeat(height * width // 2, 0).reshape(height, width, 3)
         )
         out = np.zeros((3, height * 3 // 2, width), np.uint8)
-        to_yuv420(images, out, form)
+        to_yuv420(images, out)
         np.testing.assert_array_equal(out, np.stack([plain_yuv420(picture) for picture in images]))
 
 

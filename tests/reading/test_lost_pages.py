@@ -45,7 +45,7 @@ KEPT = 12
 
 @pytest.fixture(params=filter(None, _rowcopy.KERNELS))
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(shardio.kernels.rowcopy, "_KERNEL", _rowcopy.KERNELS.index(request.param))
+    monkeypatch.setattr(shardio.kernels.rowcopy, "_FORM", _rowcopy.KERNELS.index(request.param))
     return str(request.param)
 
 
