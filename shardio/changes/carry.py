@@ -150,7 +150,7 @@ class ChangeReport:
 
 
 @dataclass(frozen=True)
-class Carrying:
+class CarryOptions:
     """Options of `carry_out` that do not affect the content of the new set."""
 
     copy: bool = False
@@ -179,7 +179,7 @@ def carry_out(
     operation: str,
     arguments: Mapping[str, Any],
     parents: Sequence[Parent],
-    carrying: Carrying,
+    options: CarryOptions,
     notes: Mapping[str, Any],
 ) -> ChangeReport:
     """Makes the set that `draft` describes in the folder `target`, and returns a report, which includes `notes`.
@@ -190,7 +190,7 @@ def carry_out(
     """
     check_arrays(draft)
     with temporary_folder(target) as (folder, _):
-        maker = _Maker(draft, folder, carrying)
+        maker = _Maker(draft, folder, options)
         provenance = describe_change(operation, arguments, [parent.manifest for parent in parents])
         manifest = maker.make(provenance)
         rename_new(folder, target)
@@ -209,11 +209,11 @@ def carry_out(
 
 
 class _Maker:
-    def __init__(self, draft: Draft, folder: FolderHandle, carrying: Carrying) -> None:
+    def __init__(self, draft: Draft, folder: FolderHandle, options: CarryOptions) -> None:
         self.room = Room()
         self._draft = draft
         self._folder = folder
-        self._carrying = carrying
+        self._options = options
         self._to_copy: list[tuple[OldFile[FileEntry], FileEntry]] = []
         self._orders: dict[str, list[NDArray[np.int64]]] = {}
         """The distinct orders of each split."""
@@ -241,9 +241,9 @@ class _Maker:
         """Adds a split's shards, of pixels and of arrays, to the new set. Returns its entry, without any tables."""
         orders = self._orders[name] = []
         pixels = split.pixels.kept()
-        shards = [replace(held.entry, file=shard_name(name, i)) for i, held in enumerate(pixels.shards)]
-        for held, entry in zip(pixels.shards, shards, strict=True):
-            self._keep(held, entry)
+        shards = [replace(old.entry, file=shard_name(name, i)) for i, old in enumerate(pixels.shards)]
+        for old, entry in zip(pixels.shards, shards, strict=True):
+            self._keep(old, entry)
         number = number_of(pixels.order, orders)
         arrays = {array: self._keep_array(name, array, draft, orders) for array, draft in split.arrays.items()}
         return SplitEntry(len(split), IndexEntry("", 0, "", 4), tuple(shards), (), number, arrays, split.squashed)
@@ -251,34 +251,34 @@ class _Maker:
     def _keep_array(self, split: str, name: str, draft: ArrayDraft, orders: list[NDArray[np.int64]]) -> ArrayEntry:
         kept = draft.stored.kept()
         shards = []
-        for i, held in enumerate(kept.shards):
+        for i, old in enumerate(kept.shards):
             file = array_shard_name(split, name, None if draft.row.is_small and len(kept.shards) == 1 else i)
-            shards.append(replace(held.entry, file=file))
-            self._keep(held, shards[-1])
+            shards.append(replace(old.entry, file=file))
+            self._keep(old, shards[-1])
         number = number_of(kept.order, orders)
         return ArrayEntry(draft.kind, draft.row, tuple(shards), Crc32Entry("", 0, ""), number)
 
-    def _keep(self, held: OldFile[FileEntry], entry: FileEntry) -> None:
-        """Adds `entry`, with the bytes of `held`, to the new set: as a link or clone, or later as a copy."""
+    def _keep(self, old: OldFile[FileEntry], entry: FileEntry) -> None:
+        """Adds `entry`, with the bytes of `old`, to the new set: as a link or clone, or later as a copy."""
         path = self._folder / entry.file
-        with open_checked(held.path, held.entry) as file:
-            if self._link(held, path):
+        with open_checked(old.path, old.entry) as file:
+            if self._link(old, path):
                 if not is_same_file(file, path):
-                    raise FormatError(f"{held.path}: another process has just replaced this file: try again")
+                    raise FormatError(f"{old.path}: another process has just replaced this file: try again")
                 return
             with AtomicFile(path) as clone, naming(path):
                 if try_clone(file, clone.descriptor):
                     clone.commit()
                     self.room.cloned_nbytes += entry.nbytes
                     return
-        self._to_copy.append((held, entry))
+        self._to_copy.append((old, entry))
         self.room.copied_nbytes += entry.nbytes
 
-    def _link(self, held: OldFile[FileEntry], path: FileAt) -> bool:
+    def _link(self, old: OldFile[FileEntry], path: FileAt) -> bool:
         """Makes `path` a hard link to an old file. Returns False if a link is impossible or not wanted."""
-        if self._carrying.copy or not try_link(held.path, path):
+        if self._options.copy or not try_link(old.path, path):
             return False
-        self.room.linked_nbytes += held.entry.nbytes
+        self.room.linked_nbytes += old.entry.nbytes
         return True
 
     def _copy(self) -> None:
@@ -295,13 +295,12 @@ class _Maker:
                 f"{self._folder.path.parent}: expected {self.room.needed_nbytes:,} bytes of free space, found {free:,} "
                 "bytes. Free some space, or make the new set on the filesystem of the old set, where files can be links"
             )
-        carrying = self._carrying
-        if carrying.on_room is not None:
-            carrying.on_room(self.room)
+        if self._options.on_room is not None:
+            self._options.on_room(self.room)
         if not self._to_copy:
             return
         with contextlib.closing(_ParentStorage(self._to_copy)) as storage:
-            copier = FileCopier(storage, 2, "shardio-change", carrying.on_progress, self.room.copied_nbytes)
+            copier = FileCopier(storage, 2, "shardio-change", self._options.on_progress, self.room.copied_nbytes)
             copier.copy(self._folder, [new for _, new in self._to_copy])
 
     # --- files that are new -------------------------------------------------------------------------------------------
@@ -327,7 +326,7 @@ class _Maker:
         return replace(split.index.entry, file=index_name(name))
 
     def _write_crc32s(self, split: str, array: str, stored: StoredRows) -> Crc32Entry:
-        numbers = np.concatenate([read_rows(FolderStorage(held.folder), held.entry) for held in stored.crc32s])
+        numbers = np.concatenate([read_rows(FolderStorage(old.folder), old.entry) for old in stored.crc32s])
         rows = stored.kept().rows
         return write_crc32s(self._folder, split, array, numbers if rows is None else numbers[rows])
 
@@ -347,12 +346,12 @@ class _Maker:
         return writer.finish()
 
     def _rejects(self) -> RejectsEntry | None:
-        held = self._draft.rejects
-        if not held:
+        old = self._draft.rejects
+        if not old:
             return None
-        data = b"".join(read_checked(FolderStorage(one.folder), one.entry).tobytes() for one in held)
+        data = b"".join(read_checked(FolderStorage(one.folder), one.entry).tobytes() for one in old)
         write_atomic(self._folder / REJECTS_NAME, data)
-        num_rejects = sum(one.entry.num_rejects for one in held)
+        num_rejects = sum(one.entry.num_rejects for one in old)
         return RejectsEntry(REJECTS_NAME, len(data), hashlib.sha256(data).hexdigest(), num_rejects)
 
 
@@ -360,7 +359,7 @@ class _ParentStorage(FolderStorage):
     """Reads the files of the parent sets under the names that the files get in the new set."""
 
     def __init__(self, files: Iterable[tuple[OldFile[FileEntry], FileEntry]]) -> None:
-        self._paths = {entry.file: str(held.path) for held, entry in files}
+        self._paths = {entry.file: str(old.path) for old, entry in files}
         super().__init__(os.path.dirname(next(iter(self._paths.values()))))
 
     def path_of(self, entry: FileEntry) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.changes.carry import Carrying, ChangeReport, Parent, Room, carry_out, check_target, open_parent
+from shardio.changes.carry import CarryOptions, ChangeReport, Parent, Room, carry_out, check_target, open_parent
 from shardio.changes.draft import Draft, GivenArray, SplitDraft
 from shardio.changes.labels import Assignment, Classes, Labels, assign, read_labels
 from shardio.errors import ConvertError, SourceError
@@ -56,7 +56,7 @@ def change(
     - `array_keys`: the keys of the arrays' rows, as in `Selection(listed=...)`, if they are in another order
     - `split`: the splits to change, by default all; the others stay. Arrays go into one split.
 
-    `Carrying` documents `copy`, `on_room` and `on_progress`; `carry_out` documents the errors.
+    `CarryOptions` documents `copy`, `on_room` and `on_progress`; `carry_out` documents the errors.
     """
     if keep is not None and drop is not None:
         raise ValueError("give `keep` or `drop`, not both")
@@ -99,7 +99,7 @@ def change(
             for name, array in draft.splits[splits[0]].given.items()
         }
         arguments["by_key"] = keys is not None
-    return carry_out(draft, target, "change", arguments, [parent], Carrying(copy, on_room, on_progress), notes)
+    return carry_out(draft, target, "change", arguments, [parent], CarryOptions(copy, on_room, on_progress), notes)
 
 
 def _num_relabeled(before: Draft, after: Draft, split: str) -> int:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from shardio.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target, open_parent
+from shardio.changes.carry import CarryOptions, ChangeReport, Room, carry_out, check_target, open_parent
 from shardio.changes.draft import Draft, SplitDraft, concatenated
 from shardio.errors import ConvertError, check_choice
 from shardio.format.layout import HEADER_NBYTES, MAX_CLASSES, index_dtype, pixels_row
@@ -48,7 +48,7 @@ def _plan(drafts: Sequence[Draft], names: Sequence[str], *, only_common: bool, s
             (draft.splits[name], where) for draft, where in zip(drafts, names, strict=True) if name in draft.splits
         ]
         splits[name] = _merge_split(name, having, only_common, same_keys)
-    return replace(drafts[0], splits=splits, rejects=tuple(held for draft in drafts for held in draft.rejects))
+    return replace(drafts[0], splits=splits, rejects=tuple(old for draft in drafts for old in draft.rejects))
 
 
 def _with_one_list_of_classes(drafts: Sequence[Draft], names: Sequence[str]) -> list[Draft]:
@@ -197,7 +197,7 @@ def merge(
     Classes are matched by name, and labels are renumbered in order of first appearance. `only_common` leaves out
     arrays that a set lacks, or has with another type. Raises ConvertError for samples of a split with the same key
     unless `same_keys` is "allow", and for samples of two sets with the same pixels unless `same_images` is "keep".
-    `Carrying` documents `copy`, `on_room` and `on_progress`; `carry_out` documents the other errors.
+    `CarryOptions` documents `copy`, `on_room` and `on_progress`; `carry_out` documents the other errors.
     """
     if isinstance(sets, (str, os.PathLike)) or not sets:
         raise ValueError(
@@ -211,8 +211,8 @@ def merge(
     draft = _plan(drafts, names, only_common=only_common, same_keys=same_keys == "allow")
     if same_images == "refuse":
         _check_same_images(drafts, names)
-    options = {"only_common": only_common, "same_keys": same_keys, "same_images": same_images}
+    arguments = {"only_common": only_common, "same_keys": same_keys, "same_images": same_images}
     had = ((name, array) for one in drafts for name, split in one.splits.items() for array in split.arrays)
     left_out = dict.fromkeys(f"{name}/{array}" for name, array in had if array not in draft.splits[name].arrays)
-    carrying = Carrying(copy, on_room, on_progress)
-    return carry_out(draft, target, "merge", options, parents, carrying, {"left_out": list(left_out)})
+    options = CarryOptions(copy, on_room, on_progress)
+    return carry_out(draft, target, "merge", arguments, parents, options, {"left_out": list(left_out)})
