@@ -8,15 +8,17 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.format.entries import ArrayEntry, Crc32Entry, IndexEntry, OrderEntry, RowsEntry, ShardEntry
+from shardio.format.entries import ArrayEntry, Crc32Entry, IndexEntry, OrderEntry, ShardEntry
 from shardio.format.layout import (
+    CRC32_ROW,
     HEADER_NBYTES,
     MAX_COUNT,
+    ORDER_ROW,
     ArrayKind,
     RowType,
     array_crc32_name,
@@ -31,8 +33,6 @@ from shardio.system.files import AtomicFile, write_all, write_atomic
 from shardio.system.opening import FileAt, FolderHandle, naming
 from shardio.system.pour import pour
 
-Entry = TypeVar("Entry", bound=RowsEntry)
-
 
 def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
     """Returns the header and the body of an index file with these `rows`. The body is a view if they are contiguous."""
@@ -41,33 +41,31 @@ def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
 
 def write_index(folder: Path | FolderHandle, split: str, rows: NDArray[np.void]) -> IndexEntry:
     """Writes the index of a split, one row per sample. Returns the file's entry for the manifest."""
-    name, dtype = index_name(split), rows.dtype
-    nbytes, sha256 = _write(folder / name, *index_content(rows))
-    return IndexEntry(name, nbytes, sha256, dtype["key"].itemsize, has_label(dtype))
+    written = _write(folder / index_name(split), *index_content(rows))
+    return IndexEntry(*written, rows.dtype["key"].itemsize, has_label(rows.dtype))
 
 
 def write_order(folder: Path | FolderHandle, split: str, number: int, rows: NDArray[np.int64]) -> OrderEntry:
     """Writes order `number` of a split: `rows`, the stored row of each sample. Returns its entry for the manifest."""
-    return _write_numbers(OrderEntry, folder / order_name(split, number), rows)
+    return OrderEntry(*_write_numbers(folder / order_name(split, number), ORDER_ROW, rows))
 
 
 def write_crc32s(folder: Path | FolderHandle, split: str, array: str, crc32s: NDArray[np.uint32]) -> Crc32Entry:
     """Writes the checksums of an array's stored rows. Returns the file's entry for the manifest."""
-    return _write_numbers(Crc32Entry, folder / array_crc32_name(split, array), crc32s)
+    return Crc32Entry(*_write_numbers(folder / array_crc32_name(split, array), CRC32_ROW, crc32s))
 
 
-def _write_numbers(kind: type[Entry], path: Path | FileAt, numbers: NDArray[Any]) -> Entry:
-    content = np.ascontiguousarray(numbers, kind.row.dtype)
-    header = kind.row.file_header(len(content))
-    return kind(path.name, *_write(path, header, content.view(np.uint8).data))
+def _write_numbers(path: Path | FileAt, row: RowType, numbers: NDArray[Any]) -> tuple[str, int, str]:
+    content = np.ascontiguousarray(numbers, row.dtype)
+    return _write(path, row.file_header(len(content)), content.view(np.uint8).data)
 
 
-def _write(path: Path | FileAt, header: bytes, body: memoryview) -> tuple[int, str]:
-    """Writes a file durably. Returns its size in bytes and its sha256."""
+def _write(path: Path | FileAt, header: bytes, body: memoryview) -> tuple[str, int, str]:
+    """Writes a file durably. Returns its name, its size in bytes and its sha256."""
     sha256 = hashlib.sha256(header)
     sha256.update(body)
     write_atomic(path, header, body)
-    return len(header) + len(body), sha256.hexdigest()
+    return path.name, len(header) + len(body), sha256.hexdigest()
 
 
 def _as_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
