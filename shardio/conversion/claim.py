@@ -30,11 +30,9 @@ from shardio.system.files import (
     sweep_temporaries,
     write_atomic,
 )
-from shardio.system.opening import OpenFile, naming, open_file, read_untrusted
+from shardio.system.opening import naming, open_file, read_untrusted
 
-_REMOVAL_TRIES = 10
 _POLL_SECONDS = 0.2
-_MAX_HOLDER_NBYTES = 1000
 
 
 def published(plan: Plan) -> Manifest | None:
@@ -136,33 +134,29 @@ def turn(plan: Plan, on_wait: Callable[[str], None]) -> Iterator[None]:
     path = plan.out / WORK_FOLDER / "part-{}-of-{}.lock".format(*plan.options.part or (1, 1))
     here, told = f"process {os.getpid()} on {ascii(socket.gethostname())[1:-1]}", False
     while True:
-        with naming(path), open_file(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC) as file:
-            is_free = True
+        with naming(path), contextlib.ExitStack() as stack:
+            file = stack.enter_context(open_file(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
+            is_free, is_current = True, False
             with contextlib.suppress(OSError):  # no locks here
                 is_free = lock_at_once(file.fileno())
-            holder = os.pread(file.fileno(), _MAX_HOLDER_NBYTES, 0).decode("ascii", "replace")
-            # Another thread of this process may wait for us. And whoever held the lock before has removed its file.
-            if (is_free and _is_at(file, path)) or holder == here:
+            with contextlib.suppress(FileNotFoundError):  # whoever held the lock before has removed its file
+                is_current = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+            holder = os.pread(file.fileno(), 1000, 0).decode("ascii", "replace")
+            if (is_free and is_current) or holder == here:  # another thread of this process may wait for us
                 os.pwrite(file.fileno(), here.encode(), 0)
                 os.ftruncate(file.fileno(), len(here))
-                try:
-                    yield
-                finally:
-                    with contextlib.suppress(OSError):
-                        path.unlink(missing_ok=True)
-                        fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # a process that was forked meanwhile has it, too
-                return
+                stack.pop_all()
+                break
         if not told and not is_free:
             on_wait(f"{plan.out}: waiting for {holder or 'another process'}, which is making this set (lock: {path})")
             told = True
         time.sleep(_POLL_SECONDS)
-
-
-def _is_at(file: OpenFile, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-    except FileNotFoundError:
-        return False
+        yield  # outside of `naming`: its errors are not about the lock
+    finally:
+        with contextlib.suppress(OSError), file:
+            path.unlink(missing_ok=True)
+            fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # a process that was forked meanwhile has it, too
 
 
 def _take_back(out: Path) -> None:
@@ -188,13 +182,11 @@ def leave(out: Path, *, all_done: bool) -> None:
     work folder it can begin no task, and without its temporary file it can finish none. `all_done` says that this call
     has the records of all tasks: then the temporary files of other machines are removed, too.
     """
+    clean = remove_temporaries if all_done else sweep_temporaries
     # A worker whose parent was killed may still put a file in while we remove the others.
-    for _ in range(_REMOVAL_TRIES):
-        with contextlib.suppress(OSError):  # the set is there, whatever remains beside it
+    for _ in range(10):
+        with contextlib.suppress(OSError):  # the set is there, whatever remains next to it
             remove_folder(out / WORK_FOLDER)
-            if all_done:
-                remove_temporaries(out)
-            else:
-                sweep_temporaries(out)
+            clean(out)
             if not (out / WORK_FOLDER).exists():
                 return

@@ -17,6 +17,7 @@ from command import assert_one_clear_error, run_forked
 from conversions import run_on
 
 from shardio.conversion.convert import convert
+from shardio.conversion.options import Progress
 from shardio.conversion.sources.table import Table
 from shardio.errors import ConvertError, SourceError, SpaceError
 
@@ -80,6 +81,15 @@ def test_nothing_is_left_of_a_start_that_fails(
             convert(image_tree, out, **{**OPTIONS, **options})
     assert tree_of(tmp_path) == before
     assert convert(image_tree, out, **OPTIONS).digest
+
+
+def test_an_error_of_the_callers_own_does_not_name_the_lock(image_tree: Path, tmp_path: Path) -> None:
+    def fail(progress: Progress) -> None:
+        raise BrokenPipeError(errno.EPIPE, "nobody reads")
+
+    with pytest.raises(BrokenPipeError) as caught:
+        convert(image_tree, tmp_path / "out", **OPTIONS, on_progress=fail)
+    assert caught.value.filename is None
 
 
 def test_an_unfinished_conversion_stays_one_when_going_on_fails(
