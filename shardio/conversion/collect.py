@@ -50,7 +50,7 @@ from shardio.sets.names import check_apart, check_local, check_usable, looks_lik
 
 Src = str | os.PathLike[str] | Dataset | Mapping[str, Dataset]
 
-# Pictures whose masks are looked for before the folder counts as a wrong one.
+# Images tried for a readable mask before the folder of masks is refused.
 _MOST_TRIED = 1000
 
 _CIFAR = {("data_batch_1", "batches.meta"): "CIFAR10", ("train", "test", "meta"): "CIFAR100"}
@@ -82,8 +82,6 @@ def check(src: Src, out: Path | None, options: ConvertOptions) -> None:
     if any(table.root is not None and not table.prefix[0] for table in _tables(options).values()):
         way = "leave it out, or pass OLD=NEW to replace the beginning of paths"
         raise ValueError(f"`root` is for a table that is SRC, but paths in `table` are relative to SRC: {way}")
-    if options.size is not None:
-        Fit.of(options)
     _declared(options)
     if options.mask_suffix and options.masks is None:
         raise ValueError("`mask_suffix` is about names in the folder `masks`: pass `masks`, too")

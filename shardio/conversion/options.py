@@ -35,9 +35,9 @@ Size = int | tuple[int, int]
 # The options that decide the bytes of the set. Those of images do not matter to samples without pixels.
 _OF_IMAGES = ("size", "fit", "resample", "quality", "exif_rotate", "background", "pixels", "mask_suffix")
 _OF_ARRAYS = ("shard_size", "order", "seed", "val")
-# Those that a manifest has only if they are given.
+# The options that a manifest has only if they are given.
 _RARE = ("val", "mask_suffix")
-# What a manifest calls them.
+# Other names of options in a manifest.
 _DESCRIBED = {"shard_size": "shard_nbytes"}
 
 P = ParamSpec("P")
@@ -169,7 +169,7 @@ class ConvertOptions:
         metavar="K/N",
     )
     """For a cluster without Dask: (k, n), with one call for each k from 1 to n, on any machines and in any order. For
-    `max_bad` a part counts the images that it refuses, and those of shards that were finished before it began."""
+    `max_bad`, a part counts its own refused images, and those in shards that were finished before it began."""
     on_progress: Callable[[Progress], None] | None = field(default=None, compare=False)
     """For your own progress bar: called with a `Progress`, in the thread that called `convert`."""
     progress: bool = field(default=False, compare=False)
@@ -177,6 +177,7 @@ class ConvertOptions:
 
     def __post_init__(self) -> None:
         from shardio.conversion.images.decode import parse_color
+        from shardio.format.layout import MAX_SIDE, pixels_row
 
         # However a caller writes them, equal options compare and are described as equal.
         size = (self.size, self.size) if isinstance(self.size, int) else self.size
@@ -187,12 +188,18 @@ class ConvertOptions:
             value = getattr(self, one.name)
             if (literal := literal_of(one)) is not None and (value is not None or one.default is not None):
                 check_choice(one.name, value, literal)
-        sides = self.size if isinstance(self.size, tuple) else ()
-        if self.pixels == "yuv420" and any(type(side) is int and side % 2 for side in sides):
-            raise ValueError(
-                f"pixels 'yuv420' needs an even height and width, as 2 x 2 pixels share their color; found size "
-                f"{self.size}: choose an even size, or pixels 'rgb'"
-            )
+        sides: Any = self.size if isinstance(self.size, tuple) else ()
+        if self.size is not None and not (len(sides) == 2 and all(type(n) is int and 0 < n <= MAX_SIDE for n in sides)):
+            raise ValueError(f"size must be (height, width), each from 1 to {MAX_SIDE}; found {self.size!r}")
+        if type(self.exif_rotate) is not bool:
+            raise ValueError(f"exif_rotate must be True or False; found {self.exif_rotate!r}")
+        if len(self.background) != 3 or not all(type(n) is int and 0 <= n <= 255 for n in self.background):
+            raise ValueError(f"background must be (red, green, blue), each from 0 to 255; found {self.background!r}")
+        if sides:
+            pixels_row((*sides, 3), self.pixels)  # refuses odd sides for yuv420
+        if self.fit == "adm" and sides and (sides[0] != sides[1] or self.resample != "bicubic"):
+            found = f"size {self.size} and {self.resample!r}"
+            raise ValueError(f"fit 'adm' needs a square size and resample 'bicubic', found {found}: pass fit 'crop'")
         if (self.fit, self.quality) == ("adm", "fast"):
             raise ValueError("fit 'adm' needs quality 'exact'; found quality 'fast'")
         if type(self.shard_size) is not int or self.shard_size <= 0:
@@ -230,7 +237,7 @@ class ConvertOptions:
     def as_described(self, values: Mapping[str, Any]) -> "ConvertOptions":
         """Returns these options, changed to the result `values` of `describe`. Raises ValueError for other `values`."""
         try:
-            # Sets made before there were other pixels do not say it.
+            # Manifests of older versions lack `pixels`.
             values = {name: getattr(ConvertOptions, name) for name in ("pixels", *_RARE)} | dict(values)
             given = {name: values[_DESCRIBED.get(name, name)] for name in _deciding(values["size"])}
             tuples = {name: tuple(given[name]) for name in ("size", "background") if given["size"] is not None}
@@ -270,23 +277,18 @@ def with_options(
 
 def count_bad(max_bad: int | float, num_sources: int) -> int:
     """Returns how many of `num_sources` may be refused. Raises ValueError unless `max_bad` is a count or a share."""
-    if isinstance(max_bad, bool) or not isinstance(max_bad, Real):
-        raise ValueError(f"max_bad must be a count such as 10, or a share such as 0.01; found {max_bad!r}")
-    if isinstance(max_bad, Integral):
-        if max_bad < 0:
-            raise ValueError(f"max_bad must not be negative; found {max_bad}")
-        return int(max_bad)
-    if not 0 <= max_bad <= 1:
-        raise ValueError(f"max_bad as a share must be from 0.0 to 1.0; found {max_bad}")
-    return int(round(max_bad * num_sources, 6))  # 0.29 * 100 is a little less than 29
+    if isinstance(max_bad, Real) and not isinstance(max_bad, bool):
+        if isinstance(max_bad, Integral) and max_bad >= 0:
+            return int(max_bad)
+        if not isinstance(max_bad, Integral) and 0 <= max_bad <= 1:
+            return int(round(max_bad * num_sources, 6))  # 0.29 * 100 is a little less than 29
+    raise ValueError(f"max_bad must be a count such as 10, or a share from 0.0 to 1.0, such as 0.01; found {max_bad!r}")
 
 
 def count_workers(workers: int | None) -> int:
     """Returns `workers`, or for None the number of usable cores. Raises ValueError for an invalid `workers`."""
     if workers is None:
         return usable_cores()
-    if not isinstance(workers, Integral):
-        raise ValueError(f"workers must be an integer, or None for all cores; found {workers!r}")
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1; found {workers}")
+    if not isinstance(workers, Integral) or workers < 1:
+        raise ValueError(f"workers must be an integer, at least 1, or None for all cores; found {workers!r}")
     return workers

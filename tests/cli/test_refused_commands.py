@@ -25,7 +25,7 @@ USAGE = [
     ("verify a --subset 5% --quick", "give only one of them"),
     ("explode", "expected a command of shardio, found 'explode'"),
     ("convert {images} {tmp}/new --size 70000", "size must be (height, width)"),
-    ("convert {images} {tmp}/new --size 63x64 --pixels yuv420", "needs an even height and width"),
+    ("convert {images} {tmp}/new --size 63x64 --pixels yuv420", "needs an even height"),
     ("bench {set} --seconds 600 --batch-size 9999", "fewer than the global batch of 9999"),
     ("report {set} -o {tmp}/no/page.html", "{tmp}/no does not exist"),
     ("view {set} --indices 5,61", "from 0 to 60, found 5 to 61"),

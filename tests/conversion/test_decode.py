@@ -26,8 +26,8 @@ from places import DATA, SHARED
 from storages import scan_tree
 
 from shardio.conversion.images.decode import DecodedImage, decode_image, parse_color
-from shardio.conversion.images.fit import Fit
 from shardio.conversion.images.headers import MAX_PIXELS, MAX_SIDE_PIXELS, check_pixels
+from shardio.conversion.options import ConvertOptions
 from shardio.errors import DecodeError
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
@@ -434,9 +434,9 @@ def test_what_is_no_color_is_refused() -> None:
     colors: Any = ((1, 2), (1, 2, 3, 4), (1, 2, 256), (-1, 2, 3), (1.0, 2, 3), (True, 2, 3), ())
     for color in colors:
         with pytest.raises(ValueError, match="background"):
-            Fit((8, 8), background=color)
+            ConvertOptions(background=color)
     with pytest.raises(ValueError, match="exif_rotate"):
-        Fit((8, 8), exif_rotate=1)  # type: ignore[arg-type]
+        ConvertOptions(exif_rotate=1)  # type: ignore[arg-type]
 
 
 # --- rarer kinds ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from PIL import Image
 from shardio.conversion.convert import convert
 from shardio.conversion.images.fit import Fit, Placement
 from shardio.conversion.images.headers import MAX_PIXELS
-from shardio.conversion.options import FitMode, Resample
+from shardio.conversion.options import ConvertOptions, FitMode, Resample
 from shardio.errors import DecodeError
 from shardio.format.layout import MAX_SIDE
 from shardio.kernels import _resample
@@ -126,7 +126,7 @@ def test_sizes_that_there_are_not_are_refused() -> None:
     sizes: Any = ((0, 4), (4, 0), (-1, 4), (MAX_SIDE + 1, 4), (4,), (4, 4, 4), (4.0, 4), ("4", 4), (True, 4), ())
     for size in sizes:
         with pytest.raises(ValueError, match=rf"size must be \(height, width\), each from 1 to {MAX_SIDE}") as caught:
-            Fit(size)
+            ConvertOptions(size=size)
         assert repr(size) in str(caught.value)
 
 
@@ -207,7 +207,7 @@ def test_a_set_has_the_pixels_that_adm_reads_from_its_files(imagenet_sample: Pat
 @pytest.mark.parametrize(("size", "resample"), [((4, 5), "bicubic"), ((4, 4), "bilinear"), ((4, 4), "lanczos")])
 def test_adm_is_square_and_bicubic(size: tuple[int, int], resample: Resample) -> None:
     with pytest.raises(ValueError, match="'adm' needs a square"):
-        Fit(size, "adm", resample)
+        ConvertOptions(size=size, fit="adm", resample=resample)
 
 
 # --- pixels -----------------------------------------------------------------------------------------------------------

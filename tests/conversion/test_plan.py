@@ -242,7 +242,7 @@ def test_options_are_read_back_from_their_description(chosen: ConvertOptions) ->
 def test_a_description_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
     description = plan_of(tree(train=sources(3))).describe()
     with pytest.raises(ValueError):
-        Fit.of(ConvertOptions().as_described({**description, **change}))
+        ConvertOptions().as_described({**description, **change})
     (name,) = change
     with pytest.raises(ValueError, match=f"expected the options of a conversion, found .*KeyError.'{name}'"):
         ConvertOptions().as_described({key: value for key, value in description.items() if key != name})

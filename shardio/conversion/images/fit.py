@@ -21,7 +21,7 @@ from shardio.conversion.images.decode import WHITE, Color
 from shardio.conversion.images.headers import check_pixels
 from shardio.conversion.options import ConvertOptions, FitMode, Pixels, Quality, Resample
 from shardio.errors import DecodeError
-from shardio.format.layout import MAX_SIDE, RowType, pixels_row
+from shardio.format.layout import RowType, pixels_row
 from shardio.kernels import resample as kernel
 from shardio.kernels.rowcopy import Windows
 
@@ -54,25 +54,10 @@ class Fit:
 
     @classmethod
     def of(cls, options: ConvertOptions) -> Fit:
-        """Returns the Fit of a conversion's options. Raises ValueError if the options are invalid together."""
+        """Returns the Fit of a conversion's options, whose `size` must not be None."""
         size: Any = options.size
         color: Any = options.background
         return cls(size, options.fit, options.resample, options.exif_rotate, color, options.pixels, options.quality)
-
-    def __post_init__(self) -> None:
-        if (
-            not isinstance(self.size, (tuple, list))
-            or len(self.size) != 2
-            or not all(type(n) is int and 0 < n <= MAX_SIDE for n in self.size)
-        ):
-            raise ValueError(f"size must be (height, width), each from 1 to {MAX_SIDE}; found {self.size!r}")
-        if type(self.exif_rotate) is not bool:
-            raise ValueError(f"exif_rotate must be True or False; found {self.exif_rotate!r}")
-        if len(self.background) != 3 or not all(type(n) is int and 0 <= n <= 255 for n in self.background):
-            raise ValueError(f"background must be (red, green, blue), each from 0 to 255; found {self.background!r}")
-        if self.mode == "adm" and (self.size[0] != self.size[1] or self.resample != "bicubic"):
-            found = f"size {self.size} and {self.resample!r}"
-            raise ValueError(f"fit 'adm' needs a square size and resample 'bicubic', found {found}: pass fit 'crop'")
 
     @property
     def row(self) -> RowType:
@@ -137,7 +122,7 @@ class Fit:
         height, width = pixels.shape[:2] if source_size is None else source_size
         placement = self.placement(height, width)
         try:
-            # Rows are resized first: the form between has the new width and the old height.
+            # Rows are resized first: the picture in between has the new width and the old height.
             check_pixels(placement.resized[1], max(placement.resized[0], height))
         except DecodeError as error:
             raise DecodeError(error.reason, f"{width} x {height} resized: {error.detail}") from None
@@ -148,10 +133,10 @@ class Fit:
                 halved = np.empty((*sides, 3), np.uint8)
                 _resample(pixels, np.divide(pixels.shape[:2], sides), halved, cubic=False, box=True)
                 pixels, (height, width) = halved, sides
-        # The last rows and columns of a reduced picture may belong to it in part.
+        # Of a reduced picture, the last row and column may stand for fewer rows and columns than the others.
         sides, extent = pixels.shape[:2], (height / reduction, width / reduction)
         scales = np.divide(sides, placement.resized)
-        if extent != sides:  # as torch computes them from factors that it rounds down to the new sides
+        if extent != sides:  # as torch does with scale factors, just large enough to round down to the new sides
             scales = 1 / (np.divide(placement.resized, extent) * (1 + 2**-40))
         _resample(
             pixels,
