@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, ImageColor, ImageFile, PngImagePlugin, WebPImagePlugin
+from PIL import Image, ImageColor, ImageFile, PngImagePlugin
 
 from shardio.conversion.images.headers import (
     COLOR,
@@ -33,7 +33,6 @@ from shardio.conversion.images.headers import (
     read_jpeg_header,
     read_orientation,
     read_png_header,
-    read_webp_size,
     without_junk,
 )
 from shardio.conversion.images.others import DECODERS, Picture, check_palette
@@ -51,12 +50,12 @@ FACTS = {
 JUNK = "junk in the header left out"
 """The beginning of the warning about a JPEG that was decoded after its header was repaired."""
 
-# Pillow's pictures are converted so many pixels at a time: a whole one would be there in several forms at once.
+# Pixels of Pillow's pictures to convert at a time: a whole picture would be in memory in several forms at once.
 _STRIP_PIXELS = 1 << 18
 _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
 # A quarter of the levels: scanners and cameras store 10, 12 or 14 bits in 16, which look black.
 _MOST_DARK = 64
-# What people look at, of damaged images: formats whose decoders are at work in browsers every day.
+# Formats of damaged images that may be shown: browsers use their decoders every day.
 _SHOWN_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
 LeastSize = Callable[[int, int], tuple[int, int]]
@@ -64,7 +63,7 @@ LeastSize = Callable[[int, int], tuple[int, int]]
 
 # libjpeg reduces blocks of 8 x 8 coefficients, to 4 x 4, 2 x 2 or 1 x 1.
 _REDUCTIONS = (8, 4, 2)
-# Of a reduced picture. Below it, sizes do not tell simplejpeg which reduction is meant, and little time is saved.
+# Shortest side of a reduced picture. Shorter sides do not tell simplejpeg which reduction is meant, and save little.
 _MIN_SIDE = 8
 
 Pixel = TypeVar("Pixel", bound=np.generic)
@@ -205,12 +204,6 @@ def _decode_bytes(data: bytes, exif_rotate: bool, background: Color, least_size:
         decoded = _decode_jpeg(data, header, None if exif_rotate and orientation != UPRIGHT else least_size)
     elif kind == "PNG":
         orientation, decoded = read_orientation(data), _decode_png(data, background)
-    elif kind == "WebP":
-        check_pixels(*read_webp_size(data))  # before Pillow opens it, which allocates two whole pictures
-        with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as image:
-            image.load()
-            decoded = _to_rgb(Picture(image, image.is_animated), background, "WebP")
-        orientation = read_orientation(data)
     elif kind:
         picture = DECODERS[kind](data)
         orientation, decoded = picture.orientation, _to_rgb(picture, background, kind)

@@ -153,7 +153,14 @@ def read_orientation(data: bytes, header: JpegHeader | None = None) -> int:
         exif = find_chunk(data, b"eXIf")
     elif data[12:16] == b"VP8X" and _number(data, 20, 21) & _HAS_EXIF:
         exif = find_chunk(data, b"EXIF")
-    return _orientation_in(exif or b"")
+    tiff = (exif or b"").removeprefix(b"Exif\0\0")
+    with contextlib.suppress(KeyError, struct.error):
+        order = BYTE_ORDERS[tiff[:4]]
+        for tag, type_, count, at in tags_in(tiff, order, *struct.unpack_from(f"{order}I", tiff, 4)):
+            if tag == ORIENTATION:
+                (value,) = struct.unpack_from(f"{order}H", tiff, at + 8)
+                return value if (type_, count) == (_SHORT, 1) and 1 <= value <= 8 else UPRIGHT
+    return UPRIGHT
 
 
 # --- JPEG (ITU-T T.81, annex B) ---------------------------------------------------------------------------------------
@@ -361,14 +368,3 @@ def tags_in(tiff: bytes, order: str, start: int) -> Iterator[tuple[int, int, int
     (count,) = struct.unpack_from(f"{order}H", tiff, start)
     for at in range(start + 2, min(start + 2 + 12 * count, len(tiff) - 11), 12):
         yield *struct.unpack_from(f"{order}HHI", tiff, at), at
-
-
-def _orientation_in(block: bytes) -> int:
-    tiff = block.removeprefix(b"Exif\0\0")
-    with contextlib.suppress(KeyError, struct.error):
-        order = BYTE_ORDERS[tiff[:4]]
-        for tag, kind, count, at in tags_in(tiff, order, *struct.unpack_from(f"{order}I", tiff, 4)):
-            if tag == ORIENTATION:
-                (value,) = struct.unpack_from(f"{order}H", tiff, at + 8)
-                return value if (kind, count) == (_SHORT, 1) and 1 <= value <= 8 else UPRIGHT
-    return UPRIGHT

@@ -6,13 +6,12 @@ in GIFs. Other files are refused, because their numbers may have changed.
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, WebPImagePlugin
+from PIL import Image
 
 from shardio.conversion.images.decode import as_decode_error, load_png
 from shardio.conversion.images.headers import (
@@ -22,7 +21,6 @@ from shardio.conversion.images.headers import (
     find_chunk,
     format_of,
     read_png_header,
-    read_webp_size,
 )
 from shardio.conversion.images.others import DECODERS, Picture
 from shardio.errors import DecodeError
@@ -53,19 +51,15 @@ def _decode(data: bytes) -> Picture:
         is_scaled = header.color_type == GRAY and header.depth in (2, 4)
         image = load_png(data)
         picture = Picture(image, image.is_animated, is_deep=header.depth > 8, is_scaled=is_scaled)
-    elif kind == "WebP":
-        check_pixels(*read_webp_size(data))
-        if data[12:16] == b"VP8 " or find_chunk(data, b"VP8L") is None:
-            raise _refusal("a WebP that is lossy or animated")
-        with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as webp:
-            webp.load()
-            picture = Picture(webp)
-    elif kind in ("GIF", "TIFF", "BMP"):
+    elif kind == "WebP" and (data[12:16] == b"VP8 " or find_chunk(data, b"VP8L") is None):
+        raise _refusal("a WebP that is lossy or animated")
+    elif kind in ("WebP", "GIF", "TIFF", "BMP"):
         picture = DECODERS[kind](data)
     else:
         found = f"a {kind}, which changes numbers when it is compressed" if kind in ("JPEG", "AVIF") else "another file"
         raise _refusal(found) if data else DecodeError("empty", f"{_SUPPORTED}, found an empty file")
-    if picture.has_more or picture.has_band or picture.orientation != UPRIGHT or picture.is_scaled:
+    is_turned = kind == "TIFF" and picture.orientation != UPRIGHT  # others may have the orientation of their picture
+    if picture.has_more or picture.has_band or is_turned or picture.is_scaled:
         what = "several pictures or bands, with an orientation, of 2 or 4 bits, or where 0 is white"
         raise _refusal(f"a {kind} of {what}")
     # Programs renumber the colors of a GIF, so its indices mean nothing, and its grays do.

@@ -1,4 +1,4 @@
-"""Decodes GIF, TIFF, AVIF, BMP, PPM, PGM and PBM with Pillow, after the checks that Pillow and libtiff leave out.
+"""Decodes WebP, GIF, TIFF, AVIF, BMP, PPM, PGM and PBM with Pillow, after the checks that Pillow and libtiff leave out.
 
 Pillow allocates memory for the pixels only when it loads an image, so the size is checked after the image is opened and
 before it is loaded.
@@ -18,10 +18,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import PIL
 from numpy.typing import NDArray
-from PIL import BmpImagePlugin, GifImagePlugin, Image, PpmImagePlugin, features
+from PIL import BmpImagePlugin, GifImagePlugin, Image, PpmImagePlugin, WebPImagePlugin, features
 from PIL import TiffImagePlugin as Tiff
 
-from shardio.conversion.images.headers import BYTE_ORDERS, ORIENTATION, UPRIGHT, check_parts, check_pixels, tags_in
+from shardio.conversion.images.headers import (
+    BYTE_ORDERS,
+    ORIENTATION,
+    UPRIGHT,
+    check_parts,
+    check_pixels,
+    read_orientation,
+    read_webp_size,
+    tags_in,
+)
 from shardio.errors import DecodeError
 
 
@@ -31,7 +40,7 @@ class Picture(NamedTuple):
     image: Image.Image
     has_more: bool = False
     orientation: int = UPRIGHT
-    """The Exif orientation in the file. Pillow has applied it to a TIFF, and not to an AVIF."""
+    """The Exif orientation in the file. Pillow has applied it to a TIFF, and not to an AVIF or a WebP."""
     is_deep: bool = False  # more than 8 bits per channel
     is_scaled: bool = False
     """Whether gray values are not the stored numbers: of 2 or 4 bits, or where 0 is white."""
@@ -44,6 +53,13 @@ def check_palette(image: Image.Image, num_colors: int) -> None:
     largest = int(np.asarray(image.getextrema()).max())
     if largest >= num_colors:
         raise DecodeError("damaged", f"expected palette indices below {num_colors}, found {largest}")
+
+
+def _decode_webp(data: bytes) -> Picture:
+    check_pixels(*read_webp_size(data))  # before Pillow opens it, which allocates two whole pictures
+    with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as image:
+        image.load()
+        return Picture(image, image.is_animated, read_orientation(data))
 
 
 # --- GIF (89a) --------------------------------------------------------------------------------------------------------
@@ -202,11 +218,7 @@ def _silence_tiff() -> None:
 # --- AVIF -------------------------------------------------------------------------------------------------------------
 
 
-def open_avif(data: bytes) -> Image.Image:
-    """Returns an AVIF as a PIL image whose header has been read and whose pixels have not been decoded.
-
-    Raises DecodeError if the installed Pillow does not decode AVIF safely, or if the image is too large.
-    """
+def _decode_avif(data: bytes) -> Picture:
     # Before version 13, Exif of a megabyte takes gigabytes.
     if int(PIL.__version__.partition(".")[0]) < 13 or not features.check("avif"):
         raise DecodeError("unsupported", "the installed Pillow does not decode AVIF safely: install Pillow 13 or later")
@@ -214,11 +226,6 @@ def open_avif(data: bytes) -> Image.Image:
 
     image = AvifImagePlugin.AvifImageFile(io.BytesIO(data))
     check_pixels(*image.size)
-    return image
-
-
-def _decode_avif(data: bytes) -> Picture:
-    image = open_avif(data)
     image.load()
     return Picture(image, getattr(image, "n_frames", 1) > 1, image.getexif().get(ORIENTATION, UPRIGHT))
 
@@ -291,6 +298,7 @@ def _decode_pnm(data: bytes) -> Picture:
 
 
 DECODERS: Mapping[str, Callable[[bytes], Picture]] = {
+    "WebP": _decode_webp,
     "GIF": _decode_gif,
     "TIFF": _decode_tiff,
     "AVIF": _decode_avif,
