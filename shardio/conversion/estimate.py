@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardio.conversion.collect import check, collect
 from shardio.conversion.engine import THREADS_PER_PROCESS
@@ -24,7 +22,7 @@ from shardio.conversion.options import ConvertOptions, Pixels, count_bad, count_
 from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.records import Reject
 from shardio.conversion.report import describe, describe_facts
-from shardio.conversion.sources.collection import DatasetItem, Origin, Source
+from shardio.conversion.sources.collection import DatasetItem, Source
 from shardio.conversion.task import PreparedSample, prepare
 from shardio.errors import ConvertError
 from shardio.sets.names import check_local
@@ -61,7 +59,7 @@ class Estimate:
     facts: Mapping[str, int]
     """As in `ConvertReport`, of the measured sources alone."""
     num_measured: int
-    """Sources that were read, decoded and resized to measure the rate, evenly spaced."""
+    """Sources that were read, decoded and resized to measure the rate, chosen at random."""
     refused: Mapping[str, int]
     """Measured sources that would be refused, per reason."""
     short_sides: tuple[int, ...]
@@ -155,20 +153,27 @@ def estimate(
 def _measure(
     task: ShardTask, sources: Sequence[Source], workers: int, seconds: float
 ) -> tuple[float, list[PreparedSample | Reject]]:
-    """Measures the rate of a conversion on evenly spaced sources, for about `seconds`.
+    """Measures the rate of a conversion on random sources, always the same, for about `seconds`.
 
     Returns (images per second of all workers; the outcome for each measured source, without arrays). `task` is any task
     of the conversion; its own sources are not used.
     """
-    order, found = spread(len(sources)), {}
+    order = np.random.default_rng(0).permutation(len(sources))
+    found: dict[Source, Future[bytes | DatasetItem]] = {}
     if task.origin.copies_nbytes():  # a conversion reads copies instead, so reading is not timed
-        found = _read_ahead(task.origin, (sources[number] for number in order[:_MOST_READ_AHEAD]), seconds)
+        deadline = time.monotonic() + seconds
+        with ThreadPoolExecutor(1, "shardio-measure") as pool:
+            for source in (sources[number] for number in order[:_MOST_READ_AHEAD]):
+                found[source] = pool.submit(task.origin.read, source)
+                found[source].exception()
+                if time.monotonic() > deadline:
+                    break
         order = order[: len(found)]
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
     def outcome(source: Source) -> PreparedSample | Reject:
         pixels = np.empty(0 if task.pixels_row is None else task.pixels_row.shape, np.uint8)
-        result = prepare(task, (source, pixels), found.get(source))
+        result = prepare(task, source, pixels, found.get(source))
         return result if isinstance(result, Reject) else result._replace(arrays={})
 
     def work(first: int) -> list[PreparedSample | Reject]:
@@ -186,25 +191,3 @@ def _measure(
         outcomes = list(itertools.chain.from_iterable(pool.map(work, range(threads))))
         elapsed = time.monotonic() - start
     return len(outcomes) / elapsed * workers / threads, outcomes
-
-
-def _read_ahead(origin: Origin, sources: Iterable[Source], seconds: float) -> dict[Source, Future[bytes | DatasetItem]]:
-    """Reads the sources that can be read within `seconds`, at least the first. Returns the finished futures."""
-    deadline = time.monotonic() + seconds
-    found: dict[Source, Future[bytes | DatasetItem]] = {}
-    with ThreadPoolExecutor(1, "shardio-measure") as pool:
-        for source in sources:
-            found[source] = pool.submit(origin.read, source)
-            found[source].exception()
-            if time.monotonic() > deadline:
-                return found
-    return found
-
-
-def spread(count: int) -> NDArray[np.int64]:
-    """Returns the numbers from 0 to `count` - 1 in an order whose first k numbers are evenly spaced, for any k.
-
-    The order is the ranks of the multiples of the golden ratio, modulo 1: each multiple falls into the largest gap.
-    """
-    ranks = (np.arange(count) * ((math.sqrt(5) - 1) / 2) % 1).argsort().argsort()
-    return ranks.astype(np.int64)

@@ -20,7 +20,6 @@ from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.collection import Collection, Origin, Source
 from shardio.conversion.writing.shard_file import samples_per_shard
-from shardio.format.entries import FileEntry
 from shardio.format.layout import (
     CRC32_ROW,
     HEADER_NBYTES,
@@ -82,13 +81,9 @@ class ShardTask:
         arrays = [self.array_name(spec) for spec in self.arrays if not spec.row.is_small]
         return [*([] if self.fit is None else [self.name]), *arrays]
 
-    def publishes(self, entry: FileEntry) -> bool:
-        """Whether the task publishes the file: always in a conversion; in a repair only with the `wanted` sha256."""
-        return self.wanted is None or self.wanted.get(entry.file) == entry.sha256
-
     def array_name(self, spec: ArraySpec) -> str:
-        """Returns the name of the array's file for this shard, or for all shards if the array is small."""
-        return array_shard_name(self.split, spec.name, None if spec.row.is_small else self.number)
+        """Returns the name of an array's file for this shard. Small arrays have none."""
+        return array_shard_name(self.split, spec.name, self.number)
 
     @property
     def nbytes(self) -> int:

@@ -41,12 +41,12 @@ from shardio.format.layout import WORK_FOLDER, crc32
 from shardio.sets.levels import sum_levels
 from shardio.sets.rows import RowsFile, crc32s_of
 
-# Samples that are begun, at least, beyond the block that is waited for: enough for no thread to run dry. Fewer if the
+# Minimum number of samples begun beyond the block that the caller waits for, so no thread runs dry. Fewer if the
 # values of their arrays are large.
 _AHEAD_PER_THREAD = 8
 _LEAST_AHEAD_PER_THREAD = 2
-# Items that a thread takes at a time, at most. Handing each over by itself would cost the GIL and a switch of threads;
-# with many, threads would stand idle at the end of a shard, and a refused image or a Ctrl-C be noticed late.
+# Maximum number of items that a thread takes at a time. Single items would cost more switches of threads and of the
+# GIL; with many, threads would be idle at the end of a shard, and a refused image or a Ctrl-C be noticed late.
 _PER_HANDOVER = 4
 # Values of arrays held in memory for a block of samples, or those of one sample.
 _VALUES_NBYTES = 8 << 20
@@ -69,16 +69,13 @@ class PreparedSample(NamedTuple):
 
 
 def prepare(
-    task: ShardTask, item: tuple[Source, NDArray[np.uint8]], ahead: Future[bytes | DatasetItem] | None = None
+    task: ShardTask, source: Source, row: NDArray[np.uint8], ahead: Future[bytes | DatasetItem] | None = None
 ) -> PreparedSample | Reject:
-    """Reads and decodes a source, and resizes it into a row of pixels. `item` is (source, row).
-
-    `ahead` has the result of reading the source, if it has been read already.
+    """Reads and decodes a source, and resizes it into `row`, a row of a block.
 
     Returns the rest of the sample, or a Reject if the source is refused. The content of the row is then arbitrary, and
-    also if samples have no pixels.
+    also if samples have no pixels. `ahead` has the result of reading the source, if it has been read already.
     """
-    source, row = item
     if source.key in task.killed:
         return Reject(task.split, source.key, "too large", task.killed[source.key])
     fit = task.fit
@@ -87,9 +84,8 @@ def prepare(
             found = task.origin.read(source) if ahead is None else ahead.result()
             if fit is None:
                 assert isinstance(found, DatasetItem)
-                return PreparedSample(
-                    source.key, found.label, (0, 0), 0, "", (), _make_values(task, source, found, None)
-                )
+                values = _make_values(task, source, found, None)
+                return PreparedSample(source.key, found.label, (0, 0), 0, "", (), values)
             image, label = (found.image, found.label) if isinstance(found, DatasetItem) else (found, source.indexed)
             decoded = decode_image(
                 image,
@@ -113,12 +109,12 @@ def _prepare_blocks(
     Threads work ahead of the block that the caller iterates over. With one thread, no thread is started: each result is
     computed when the caller asks for it. Close the generator after use.
     """
-    # Where arrays are larger than the pixels, a block is not filled.
+    # The maximum number of samples in a block: where arrays are larger than the pixels, a block is not filled.
     most = max(1, _VALUES_NBYTES // max(1, sum(spec.row.nbytes for spec in task.arrays)))
     ahead = min(_AHEAD_PER_THREAD, max(most // threads, _LEAST_AHEAD_PER_THREAD)) * threads
 
     def work(items: Sequence[tuple[Source, NDArray[np.uint8]]]) -> list[PreparedSample | Reject]:
-        return [prepare(task, item) for item in items]
+        return [prepare(task, *item) for item in items]
 
     with contextlib.ExitStack() as stack:
         run: Callable[..., Iterator[list[PreparedSample | Reject]]] = map
@@ -142,34 +138,6 @@ def _prepare_blocks(
             yield block, results
 
 
-class _PartWriter:
-    """Writes the values of one array for the samples of a shard. Without `finish`, they are discarded by `stack`.
-
-    Values of a small array stay in the task's record: it gets one file for all shards, when the set is published.
-    """
-
-    def __init__(self, task: ShardTask, spec: ArraySpec, num_rows: int, stack: contextlib.ExitStack) -> None:
-        self._task = task
-        self._numbers: list[NDArray[Any]] = []
-        self._file: RowsFile | None = None
-        if not spec.row.is_small:
-            self._file = RowsFile(task.out / task.array_name(spec), spec.row, num_rows)
-            stack.enter_context(self._file)
-
-    def append(self, values: NDArray[Any]) -> None:
-        if self._file is not None:
-            self._file.write(values.reshape(len(values), -1).view(np.uint8))
-        self._numbers.append(values if self._file is None else crc32s_of(values))
-
-    def finish(self) -> ArrayPart:
-        entry = None
-        if self._file is not None:
-            entry = ShardEntry(*self._file.seal(), self._file.row)
-            if self._task.publishes(entry):
-                self._file.commit()
-        return ArrayPart(entry, np.concatenate(self._numbers))
-
-
 def _make_values(
     task: ShardTask, source: Source, found: bytes | DatasetItem, decoded: DecodedImage | None
 ) -> dict[str, NDArray[Any]]:
@@ -187,9 +155,9 @@ def _make_values(
             mask = turn(given[spec.name], decoded.orientation)
             expected = (*decoded.source_size, *spec.row.shape[2:])
             if mask.shape != expected:
-                (split, number), size = source.item(), "expected a mask of the picture's size"
+                split, number = source.item()
                 where = f"dataset {split.decode()!r}, item {number}: array {spec.name!r}"
-                raise ValueError(f"{where}: {size}, {expected}, found {mask.shape}")
+                raise ValueError(f"{where}: expected a mask of the picture's size, {expected}, found {mask.shape}")
             values[spec.name] = task.fit.apply_nearest(mask)
     return values
 
@@ -223,7 +191,7 @@ def do_task(task: ShardTask, report: Report, threads: int = 1) -> ShardRecord:
 
     A task that repairs a published set replaces only the damaged files, and writes no record.
     """
-    # First, so that a source which is replaced meanwhile is seen later.
+    # Before sources are read: a source that is replaced meanwhile then differs from its fingerprint.
     fingerprints = task.origin.fingerprints(task.sources)
     if task.wanted is None:
         refused_path(task).unlink(missing_ok=True)  # of an earlier try
@@ -234,23 +202,28 @@ def do_task(task: ShardTask, report: Report, threads: int = 1) -> ShardRecord:
 
 
 def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
+    """Makes the task's files. Returns the record without `sources_sha256`."""
     rejects: list[Reject] = []
     mended: list[MendedSource] = []
-    count, row = len(task.sources), task.pixels_row
     facts: Counter[str] = Counter()
+    rows, count, row = IndexRows(), len(task.sources), task.pixels_row
     level_sums = np.zeros((4, 3 if row else 0), np.int64)
+    files: dict[str, RowsFile] = {}
+    # Of small arrays, which get their files when the set is published, the values; of other arrays the crc32s.
+    numbers: dict[str, list[NDArray[Any]]] = {spec.name: [] for spec in task.arrays}
     with contextlib.ExitStack() as stack:
         shard = stack.enter_context(ShardFileWriter(task.out / task.name, row, count)) if row else None
-        writers = {spec.name: _PartWriter(task, spec, count, stack) for spec in task.arrays}
+        for spec in task.arrays:
+            if not spec.row.is_small:
+                files[spec.name] = RowsFile(task.out / task.array_name(spec), spec.row, count)
+                stack.enter_context(files[spec.name])
         if task.wanted is None:
-            # If the set has been published meanwhile, its work folder is gone, and then the temporary files made above.
-            # A stat may be answered from a cache of the network filesystem.
+            # Ends the task if the set has been published meanwhile: its work folder is gone, and then the temporary
+            # files made above are removed. Not a stat, which a network filesystem may answer from a cache.
             os.listdir(task.out / WORK_FOLDER)
-        rows = IndexRows()
         # Closed here and not when the garbage collector comes by: it may have threads.
         for block, results in stack.enter_context(contextlib.closing(_prepare_blocks(task, shard, threads))):
             kept, values, before = [], [], len(rows) + len(rejects)
-            num_rejects = len(rejects)
             for place, result in enumerate(results):
                 if isinstance(result, Reject):
                     rejects.append(result)
@@ -270,13 +243,27 @@ def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
             if shard is not None:
                 shard.write_block(block, kept)
             else:  # values are many and small: one call for each would cost more than the values
-                report(len(rows) + len(rejects) - before, len(rejects) - num_rejects)
-            for name, writer in writers.items() if kept else ():
-                writer.append(np.stack([arrays[name] for arrays in values]))
+                done = len(rows) + len(rejects) - before
+                report(done, done - len(kept))
+            for spec in task.arrays if kept else ():
+                made = np.stack([arrays[spec.name] for arrays in values])
+                if spec.name in files:
+                    files[spec.name].write(made.reshape(len(made), -1).view(np.uint8))
+                    made = crc32s_of(made)
+                numbers[spec.name].append(made)
         entry, parts = None, {}
         if len(rows):
-            if shard is not None and task.publishes(entry := shard.complete()):
-                shard.commit()
-            parts = {name: writer.finish() for name, writer in writers.items()}
-    made = rows.to_array(task.key_nbytes, has_label=task.has_label)
-    return ShardRecord(entry, made, tuple(rejects), tuple(mended), "", level_sums, facts, parts)
+            entry = None if shard is None else _finish(task, shard)
+            for name, found in numbers.items():
+                part = _finish(task, files[name]) if name in files else None
+                parts[name] = ArrayPart(part, np.concatenate(found))
+    index = rows.to_array(task.key_nbytes, has_label=task.has_label)
+    return ShardRecord(entry, index, tuple(rejects), tuple(mended), "", level_sums, facts, parts)
+
+
+def _finish(task: ShardTask, file: RowsFile) -> ShardEntry:
+    """Completes a file and returns its manifest entry. Publishes it, in a repair only with the `wanted` sha256."""
+    entry = ShardEntry(*file.seal(), file.row)
+    if task.wanted is None or task.wanted.get(entry.file) == entry.sha256:
+        file.commit()
+    return entry

@@ -163,7 +163,7 @@ def test_what_a_lost_worker_had_counted_is_neither_taken_back_nor_counted_twice(
         def submit(self, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
             def twice() -> Any:
                 with monkeypatch.context() as patch, contextlib.suppress(ConnectionError):
-                    patch.setattr(shardtask.ShardFileWriter, "complete", lose)
+                    patch.setattr(shardtask.ShardFileWriter, "seal", lose)
                     call(*arguments)
                 assert counted.wait(30)
                 return call(*arguments)

@@ -111,14 +111,16 @@ class ShardFileWriter(RowsFile):
         self._filled = 0
 
     def take_block(self) -> NDArray[np.uint8]:
-        """Returns a block for n samples, uint8 (n, *row.shape) of any content; n is always the same.
+        """Returns a block for n samples, at least BLOCK_NBYTES: uint8 (n, *row.shape) of any content. n never changes.
 
         The caller owns the block until it calls `write_block`. Waits while two blocks are being written, which bounds
         memory, and raises OSError if a write has failed.
         """
         if len(self._writing) == _MOST_WRITING:
             return self._oldest_written()
-        return _make_block(self.row)
+        count = max(1, -(-BLOCK_NBYTES // self.row.nbytes))
+        whole = ALIGNMENT // math.gcd(ALIGNMENT, self.row.nbytes)  # samples that fill whole pages
+        return aligned_empty((-(-count // whole) * whole if count >= whole else count, *self.row.shape))
 
     def write_block(self, block: NDArray[np.uint8], kept: Sequence[int]) -> None:
         """Hashes the samples in the rows `kept` of the block, and writes them in another thread.
@@ -126,7 +128,9 @@ class ShardFileWriter(RowsFile):
         `kept` is in ascending order. The caller must no longer use the block.
         """
         self.num_rows += len(kept)
-        runs = [block[rows[0] : rows[-1] + 1] for rows in _stretches(kept) if len(rows)]
+        rows = np.asarray(kept, np.intp)
+        stretches = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+        runs = [block[some[0] : some[-1] + 1] for some in stretches if len(some)]
         for run in runs:
             self.sha256.update(run.data)
         self._writing.append((self._write_thread.submit(self._write, runs), block))
@@ -145,7 +149,8 @@ class ShardFileWriter(RowsFile):
                     except OSError as error:
                         if not self._direct or error.errno != errno.EINVAL:
                             raise
-                        self._use_page_cache()  # pages are not enough for this disk, or a short write has ended in one
+                        # The disk needs a larger alignment than a page, or a short write ended inside a page.
+                        self._use_page_cache()
                         continue
                     view = view[written:]
                     unsynced_nbytes += 0 if self._direct else written
@@ -164,15 +169,12 @@ class ShardFileWriter(RowsFile):
 
     def finish(self) -> ShardEntry:
         """Completes and publishes the shard, and returns its manifest entry. Raises ValueError if it has no sample."""
-        entry = self.complete()
+        entry = ShardEntry(*self.seal(), self.row)
         self.commit()
         return entry
 
-    def complete(self) -> ShardEntry:
-        """Writes the last samples, still under the temporary name, and returns the manifest entry.
-
-        No more samples can be appended. Raises ValueError if the shard has no sample.
-        """
+    def seal(self) -> tuple[str, int, str, int]:
+        """Writes the last samples, as `RowsFile.seal` does. Raises ValueError if the shard has no sample."""
         self._flush()
         if not self.num_rows:
             raise ValueError(f"{self.path}: a shard needs at least one sample")
@@ -182,7 +184,7 @@ class ShardFileWriter(RowsFile):
             self._sync.finish()
         if self.num_rows != self.expected:
             self._use_page_cache()
-        return ShardEntry(*self.seal(), self.row)
+        return super().seal()
 
     def __exit__(self, *_: object) -> None:
         try:
@@ -194,19 +196,3 @@ class ShardFileWriter(RowsFile):
 
 def samples_per_shard(shard_nbytes: int, sample_nbytes: int) -> int:
     return max(1, (shard_nbytes - HEADER_NBYTES) // sample_nbytes)
-
-
-def _make_block(row: RowType) -> NDArray[np.uint8]:
-    """Returns a block of whole samples, of at least BLOCK_NBYTES; of whole pages unless samples are too large."""
-    nbytes = row.nbytes
-    count = max(1, -(-BLOCK_NBYTES // nbytes))
-    whole = ALIGNMENT // math.gcd(ALIGNMENT, nbytes)
-    if count >= whole:
-        count = -(-count // whole) * whole
-    return aligned_empty((count, *row.shape))
-
-
-def _stretches(numbers: Sequence[int]) -> list[NDArray[np.intp]]:
-    """Returns `numbers` split into runs of consecutive numbers; one empty run if `numbers` is empty."""
-    array = np.asarray(numbers, np.intp)
-    return np.split(array, np.flatnonzero(np.diff(array) != 1) + 1)
