@@ -27,7 +27,6 @@ import torch
 from shardio.format.layout import SampleShape
 from shardio.loading.loader import ShardLoader
 from shardio.measure import limits
-from shardio.measure.limits import Steps
 from shardio.reading.choose import resident_share_of
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.system.machine import filesystem_kind, usable_cores
@@ -38,7 +37,6 @@ LimitKind = Literal["memcpy", "take", "direct", "pinned_copy"]
 _BATCH_SIZE = 256
 # A loader has one slot being filled, and one or two in the consumer's hands.
 _SLOTS_BEYOND_PREFETCH = 3
-_CPU = torch.device("cpu")
 
 
 @dataclass
@@ -74,7 +72,7 @@ class BenchResult:
     sample_shape: SampleShape | tuple[int]
     """(height, width, channels); of samples without pixels, (bytes of a sample,)."""
     sample_nbytes: int
-    """The bytes of a stored sample."""
+    """The size of a stored sample in bytes: of its pixels, or of all its arrays if it has no pixels."""
     resident_share: float | None
     """The share of the split that was in the page cache before the benchmark; None if unknown."""
     machine: dict[str, Any]
@@ -127,7 +125,7 @@ def bench(
     mix: Mapping[str, str] | None = None,
     rounds: int = 7,
     seconds: float = 0.5,
-    on_turn: Callable[[int, int], None] | None = None,
+    on_turn: Callable[[int, int], object] = lambda done, total: None,
     **options: Any,
 ) -> BenchResult:
     """Returns the speeds of a loader and of the limits, each measured `rounds` times for `seconds` after a warm-up.
@@ -147,14 +145,12 @@ def bench(
         options["epoch_batches"] = max(1, len(shards) // size)
     open_loader = partial(ShardLoader, source, size, split=split, **options)
     with open_loader() as loader:
-        stats = loader.stats()
-        device = loader.device
-        chosen = {"batch_size": size, "prefetch": loader.prefetch}
+        stats, device = loader.stats(), loader.device
     why_not = limits.why_no_direct_reads(shards)
-    nbytes = limits.nbytes_of(shards)
+    nbytes = sum(shards.table_of(name).row_nbytes for name in shards.main_tables)
     shape = shards.sample_shape if shards.has_pixels else (nbytes,)
     # Each function takes a seed, and returns the steps of a limit.
-    ways: dict[LimitKind, Callable[[int], Steps]] = {
+    ways: dict[LimitKind, Callable[[int], limits.Steps]] = {
         "memcpy": lambda seed: limits.memcpy(nbytes),
         "take": lambda seed: limits.take(shards, size, seed),
     }
@@ -173,7 +169,8 @@ def bench(
         machine=_machine(shards, device),
         rounds=rounds,
         seconds=seconds,
-        options=chosen | {name: stats[name] for name in ("device", "num_threads", "io", "io_reason")},
+        options={"batch_size": size, "prefetch": loader.prefetch}
+        | {name: stats[name] for name in ("device", "num_threads", "io", "io_reason")},
         mix=mix or {},
         limits={kind: Speed() for kind in ways},
         left_out={"direct": why_not} if why_not else {},
@@ -183,12 +180,12 @@ def bench(
         # One step of memcpy and of a pinned copy touches all of their memory, and leaves nothing under way.
         lead = 1 if kind in ("memcpy", "pinned_copy") else 2 * limits.SLOTS_IN_TURN
         again = kind != "direct"
-        turns.append(partial(_measure, result.limits[kind], steps, seconds=seconds, again=again, lead=lead))
+        speed = result.limits[kind]
+        turns.append(partial(_measure, speed, steps, seconds=seconds, again=again, lead=lead, device=device))
     turns.append(partial(_loader_turn, open_loader, result))
     for done, (number, turn) in enumerate(product(range(rounds), turns), 1):
         turn(number)
-        if on_turn is not None:
-            on_turn(done, rounds * len(turns))
+        on_turn(done, rounds * len(turns))
     return result
 
 
@@ -199,12 +196,11 @@ def _loader_turn(open_loader: Callable[[], ShardLoader], result: BenchResult, nu
         limits.synchronize(loader.device)
         result.first_batch_seconds.append(time.perf_counter() - start)
         again = result.options["io"] != "direct"
-        lead = 2 * (loader.prefetch + _SLOTS_BEYOND_PREFETCH)
-        steps = partial(_batches, loader)
-        _measure(result.loader, steps, number, result.seconds, again=again, lead=lead, device=loader.device)
+        lead, steps = 2 * (loader.prefetch + _SLOTS_BEYOND_PREFETCH), partial(_batches, loader)
+        _measure(result.loader, steps, number, seconds=result.seconds, again=again, lead=lead, device=loader.device)
 
 
-def _batches(loader: ShardLoader, epoch: int) -> Steps:
+def _batches(loader: ShardLoader, epoch: int) -> limits.Steps:
     """Yields the batch size after each batch, from the start of `epoch` on, endlessly. Holds one batch."""
     loader.set_epoch(epoch)
     while True:
@@ -214,13 +210,13 @@ def _batches(loader: ShardLoader, epoch: int) -> Steps:
 
 def _measure(
     speed: Speed,
-    steps: Callable[[int], Steps],
+    steps: Callable[[int], limits.Steps],
     number: int,
-    seconds: float,
     *,
+    seconds: float,
     again: bool,
     lead: int,
-    device: torch.device = _CPU,
+    device: torch.device,
 ) -> None:
     """Measures `steps` in the round `number`, and appends the results to `speed`.
 

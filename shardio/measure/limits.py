@@ -32,16 +32,11 @@ BLOCK_NBYTES = 256 << 20
 DIRECT_THREADS = 8
 # Of a larger set only the first files are read: on many machines a process may open 1024.
 _MAX_FILES = 256
-# Bytes that a thread reads before it reports, and reports before it draws more samples. Both take time.
+# Bytes that a thread reads per report, and reports per draw of samples. Reporting and drawing take time.
 _DIRECT_STEP_NBYTES = 1 << 20
 _STEPS_DRAWN = 64
 # The cost of waiting for the device is spread over these copies.
 _COPIES_IN_A_STEP = 32
-
-
-def nbytes_of(shards: ShardSet) -> int:
-    """Returns the size of a sample in bytes: of its pixels, or of all its arrays if it has no pixels."""
-    return sum(shards.table_of(name).row_nbytes for name in shards.main_tables)
 
 
 def memcpy(image_nbytes: int) -> Steps:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from halved import make_halved_set
 from simulated_cuda import Simulation
 
@@ -95,7 +96,8 @@ def test_the_second_pass_is_measured_and_without_its_first_steps(
             closed.append(seed)
 
     speed = Speed()
-    shardio.measure.bench._measure(speed, steps, 3, seconds=seconds, again=again, lead=5)
+    cpu = torch.device("cpu")
+    shardio.measure.bench._measure(speed, steps, 3, seconds=seconds, again=again, lead=5, device=cpu)
     assert passes == closed == seeds
     assert speed.seconds == [2 / 8]
     assert speed.cpu_seconds == [20 / 8]
