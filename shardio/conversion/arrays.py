@@ -102,14 +102,11 @@ def declare(
         check_array_name(name)
         if name in taken or name == LABELS_NAME:
             raise ValueError(f"array {name!r}: expected another name, as a sample already has a part with this name")
-        if not isinstance(declaration, (tuple, list)) or len(declaration) != 3:
-            raise TypeError(
-                f'array {name!r}: expected (kind, dtype, shape), such as ("array", "float16", (768,)), found '
-                f"{declaration!r}"
-            )
+        is_triple = isinstance(declaration, (tuple, list)) and len(declaration) == 3
+        if not is_triple or not isinstance(declaration[2], (tuple, list)):
+            expected = '("array", "float16", (768,)), or ("array", "int64", ()) for single numbers'
+            raise TypeError(f"array {name!r}: expected (kind, dtype, shape), as {expected}; found {declaration!r}")
         kind, dtype, shape = declaration
-        if isinstance(shape, (str, bytes)) or not isinstance(shape, Sequence):
-            raise TypeError(f"array {name!r}: expected a shape such as (768,), or () for one number, found {shape!r}")
         try:
             row = RowType(np.dtype(dtype).newbyteorder("<").str, tuple(shape))
             specs.append(ArraySpec(name, check_kind(name, kind, row, sample_shape), row))

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +29,6 @@ from shardio.conversion.records import (
     discard_record,
     joined_arrays,
     load_records,
-    read_rejects,
     refused_so_far,
     without_record,
     write_rejects,
@@ -56,7 +55,7 @@ from shardio.sets.levels import LEVELS, first_split, levels_of
 from shardio.sets.names import check_local
 from shardio.sets.rows import ArrayWriter, write_crc32s, write_index
 from shardio.sets.storage import FileCopier, FolderStorage
-from shardio.system.files import fsync_folder, write_atomic
+from shardio.system.files import fsync_folder
 
 
 @with_options(ConvertOptions)
@@ -79,7 +78,7 @@ def convert(src: Src, out: str | os.PathLike[str], options: ConvertOptions) -> C
         if not (folder / MANIFEST_NAME).exists():
             engine.check()
         collection = collect(src, options)
-        if engine.sends:
+        if options.scheduler is not None or (options.workers or 1) > 1:
             collection.origin.check_sendable()
         return Conversion(make_plan(folder, collection, options), engine, tell).run(start)
 
@@ -96,8 +95,7 @@ class Conversion:
         self._engine = engine
         part, self._num_parts = plan.options.part or (1, 1)
         self._mine = plan.tasks[part - 1 :: self._num_parts]
-        mine = {task.name for task in self._mine}
-        self._others = [task for task in plan.tasks if task.name not in mine]
+        self._others = [task for n, task in enumerate(plan.tasks, 1 - part) if n % self._num_parts]
         total = sum(len(task.sources) for task in self._mine)
         most_bad = count_bad(plan.options.max_bad, plan.collection.num_sources)
         self._monitor = Monitor(total, most_bad, on_progress, tuple(describe(plan.collection)))
@@ -117,7 +115,10 @@ class Conversion:
         tasks = self._mine if manifest is None else plan.tasks
         work = report_work(plan, tasks, self._records, monitor.progress, time.monotonic() - start)
         if manifest is None:
-            return replace(work, unfinished=self._unfinished())
+            missing = {task.name for task in self._missing}
+            parts = {number % self._num_parts + 1 for number, task in enumerate(plan.tasks) if task.name in missing}
+            total, done = len(plan.tasks), len(plan.tasks) - len(missing)
+            return replace(work, unfinished=UnfinishedParts(total, done, tuple(sorted(parts))))
         return report_set(replace(work, published_before=before is not None), plan, manifest)
 
     def _make_set(self) -> Manifest | None:
@@ -264,25 +265,19 @@ class Conversion:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def _unfinished(self) -> UnfinishedParts:
-        tasks, missing = self._plan.tasks, {task.name for task in self._missing}
-        parts = {number % self._num_parts + 1 for number, task in enumerate(tasks) if task.name in missing}
-        return UnfinishedParts(len(tasks), len(tasks) - len(missing), tuple(sorted(parts)))
-
     def _describe_kept(self) -> str:
         out, total = self._plan.out, self._monitor.progress.total
-        try:
-            undone = {task.name for task in without_record(self._mine)}
-        except OSError:
-            undone = {task.name for task in self._mine}
-        done = sum(len(task.sources) for task in self._mine if task.name not in undone)
+        undone: Sequence[ShardTask] = self._mine
+        with suppress(OSError):
+            undone = without_record(self._mine)
+        done = total - sum(len(task.sources) for task in undone)
         return f"{done:,} of {total:,} images are kept in {out}" if done else "no image is kept yet"
 
     def _list_refused(self) -> ConvertError:
         """Lists the images refused so far in rejects.jsonl, and returns the error that names them."""
         plan, monitor, now = self._plan, self._monitor, self._monitor.progress
-        write_atomic(plan.out / REJECTS_NAME, *(line for task in plan.tasks for line in refused_so_far(task)))
-        rejects = read_rejects(plan.out / REJECTS_NAME)
+        rejects = [reject for task in plan.tasks for reject in refused_so_far(task)]
+        write_rejects(plan.out, rejects)
         texts = (f"{os.fsdecode(reject.key)}: {reject.reason}: {reject.detail}" for reject in rejects[:_MOST_NAMED])
         named = [shortened(text, 240) for text in texts]
         if len(rejects) > _MOST_NAMED:

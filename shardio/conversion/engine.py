@@ -41,11 +41,11 @@ from shardio.system.threads import Stop
 if TYPE_CHECKING:
     from distributed import Client
 
-# Decoding, resizing and hashing run without the GIL, so that one process keeps a few cores busy. The rest, a tenth of
-# the time that an image takes, would have more threads wait for each other.
+# Decoding, resizing and hashing run without the GIL, so one process keeps a few cores busy. The rest, a tenth of the
+# time of an image, holds the GIL: more threads would wait for each other.
 THREADS_PER_PROCESS = 4
-# The scheduler keeps what waits in its memory, a megabyte or more for each task: enough that no worker waits, and that
-# a cluster which grows with its work grows.
+# Tasks to submit ahead. Each takes a megabyte or more of the scheduler's memory, but no worker should wait, and a
+# cluster that adapts to its load grows only while tasks wait.
 _TASKS_PER_THREAD = 2
 _FEWEST_TASKS = 64
 # For errors of one machine, say of its mount of the filesystem. Lost workers do not count.
@@ -76,11 +76,6 @@ class Engine:
                 f"on a cluster, one thread makes each shard of a dataset: workers must be 1 or None; found {workers}"
             )
 
-    @property
-    def sends(self) -> bool:
-        """Whether the tasks of a Python dataset run in other processes, so the dataset has to be sent there."""
-        return self.options.scheduler is not None or (self.options.workers or 1) > 1
-
     def check(self) -> None:
         """Raises ValueError if the scheduler's address is invalid, and ConvertError if no scheduler answers.
 
@@ -105,8 +100,7 @@ class Engine:
                 return run_on_pool(tasks, cluster, report, run_file, self.options.workers or 1)
         workers = 1 if self.serial and self.options.workers is None else count_workers(self.options.workers)
         processes = min(-(-workers // (1 if self.serial else THREADS_PER_PROCESS)), len(tasks))
-        # Rather an idle core than one more than was asked for.
-        threads = 1 if self.serial else max(1, workers // processes)
+        threads = 1 if self.serial else workers // processes  # rather an idle core than one more than was asked for
         if processes > 1:
             with _OwnPool(processes) as pool:
                 return run_on_pool(tasks, pool, report, run_file, threads)
@@ -289,7 +283,7 @@ class _OwnProcesses(ProcessPoolExecutor):
         self.shutdown(cancel_futures=True)
 
 
-class _OwnPool(Pool):
+class _OwnPool(Pool, contextlib.AbstractContextManager["_OwnPool"]):
     """Worker processes of this machine. If the kernel kills one, the tasks that ran are done again, one by one.
 
     The kernel also kills for a neighbor's memory. So an image is refused only if a process that does nothing else is
@@ -299,9 +293,6 @@ class _OwnPool(Pool):
     def __init__(self, count: int) -> None:
         super().__init__(_OwnProcesses(count))
         self._count = count
-
-    def __enter__(self) -> _OwnPool:
-        return self
 
     def __exit__(self, *error: Any) -> None:
         self._executor.__exit__(*error)

@@ -28,7 +28,7 @@ from shardio.format.layout import CRC32_ROW, REJECTS_NAME, WORK_FOLDER, index_dt
 from shardio.system.files import write_all, write_atomic
 from shardio.system.opening import naming, open_untrusted, read_untrusted
 
-# Checking whether the sources of finished shards have changed is waiting, on a network filesystem.
+# On a network filesystem, checking whether the sources of finished shards have changed is mostly waiting.
 _STAT_THREADS = 16
 
 
@@ -133,8 +133,8 @@ def written_since(tasks: Sequence[ShardTask]) -> list[ShardTask]:
 
     def is_newer(task: ShardTask) -> bool:
         recorded = _record_path(task).stat().st_mtime_ns
-        there = [task.out / name for name in task.file_names if (task.out / name).exists()]
-        return any(path.stat().st_mtime_ns > recorded for path in there)
+        files = [task.out / name for name in task.file_names]
+        return any(file.exists() and file.stat().st_mtime_ns > recorded for file in files)
 
     with ThreadPoolExecutor(_STAT_THREADS, "shardio-records") as pool:
         return [task for task, newer in zip(tasks, pool.map(is_newer, tasks), strict=True) if newer]
@@ -217,36 +217,37 @@ def note_refused(task: ShardTask, reject: Reject) -> None:
         write_all(file.fileno(), reject.to_line())
 
 
-def refused_so_far(task: ShardTask) -> list[bytes]:
-    """Returns the lines of rejects.jsonl for the sources that a task has refused so far, in the sources' order."""
+def refused_so_far(task: ShardTask) -> list[Reject]:
+    """Returns the sources that a task has refused so far, in the sources' order."""
     try:
-        lines = read_untrusted(refused_path(task)).splitlines(keepends=True)
+        lines = read_untrusted(refused_path(task)).splitlines()
     except FileNotFoundError:
         return []
-    numbers = {source.key: number for number, source in enumerate(task.sources)}
-    found: dict[int, bytes] = {}
-    for line in lines:
-        # Two processes may do the task at the same time, and a full disk may have truncated a line.
-        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-            found[numbers[os.fsencode(json.loads(line)["key"])]] = line
-    return [line for _, line in sorted(found.items())]
+    # Two processes may do the task at the same time, and a full disk may have truncated a line.
+    found = {reject.key: reject for line in lines if (reject := _parse_reject(line)) is not None}
+    return [found[source.key] for source in task.sources if source.key in found]
+
+
+def _parse_reject(line: bytes) -> Reject | None:
+    """Returns the refused source in a line of rejects.jsonl; None if the line is invalid."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        fields = json.loads(line)
+        split, key, reason, detail = (fields[name] for name in ("split", "key", "reason", "detail"))
+        if all(isinstance(text, str) for text in (split, key, reason, detail)):
+            return Reject(split, os.fsencode(key), reason, detail)
+    return None
 
 
 def read_rejects(path: Path | None) -> list[Reject]:
     """Returns the refused sources in the rejects.jsonl at `path`; [] for None. Raises FormatError for a bad line."""
     rejects = []
     for number, line in enumerate(read_untrusted(path).splitlines() if path else (), start=1):
-        try:
-            fields = json.loads(line)
-            split, key, reason, detail = (fields[name] for name in ("split", "key", "reason", "detail"))
-            if not all(isinstance(text, str) for text in (split, key, reason, detail)):
-                raise TypeError
-            rejects.append(Reject(split, os.fsencode(key), reason, detail))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        if (reject := _parse_reject(line)) is None:
             raise FormatError(
                 f"{path}: line {number}: expected a JSON object with split, key, reason and detail, found "
                 f"{line[:80]!r}; `shardio verify` lists all damage, and `shardio repair` makes the file again"
-            ) from None
+            )
+        rejects.append(reject)
     return rejects
 
 

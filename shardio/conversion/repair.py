@@ -23,24 +23,21 @@ from numpy.typing import NDArray
 
 from shardio.conversion.collect import MASK, annotate, check, readings
 from shardio.conversion.engine import Engine
-from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions, Labels, Unlabeled, count_workers
 from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan
 from shardio.conversion.records import ShardRecord, joined_arrays
 from shardio.conversion.sources.collection import Collection
-from shardio.errors import ConvertError, SourceError
+from shardio.errors import ConvertError, SourceError, first_of
 from shardio.format.entries import Crc32Entry, FileEntry, ShardEntry
-from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER
+from shardio.format.layout import WORK_FOLDER
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
+from shardio.sets.index import read_rows
 from shardio.sets.names import hinting_at_order, local_folder
 from shardio.sets.rows import crc32s_of, index_content
+from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import fsync_folder, remove_folder, sweep_temporaries, write_atomic
-from shardio.system.opening import read_untrusted
-
-# Samples of a shard that came out different and are named one by one.
-_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -138,8 +135,6 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], o
         raise ConvertError(f"{folder}: `convert` has not made this set, so it cannot be repaired: copy it again")
     try:
         options = options.as_described(there)
-        if options.size is not None:
-            Fit.of(options)
     except ValueError as error:
         raise ConvertError(f"{folder}: {error}") from None
     changes = []
@@ -229,9 +224,10 @@ class _Repair:
 
     def _published_crc32s(self, split: str) -> Mapping[bytes, int]:
         """Returns the crc32 of each published sample of a split, by key; {} if the split's index is damaged."""
-        if self.manifest.splits[split].index.file in self.damaged:
+        index = self.manifest.splits[split].index
+        if index.file in self.damaged:
             return {}
-        rows = self._published_rows(split)
+        rows = read_rows(FolderStorage(self.plan.out), index)
         return dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
 
     def _changes(self, task: ShardTask, record: ShardRecord, published: Mapping[bytes, int]) -> str:
@@ -241,8 +237,7 @@ class _Repair:
         then = {source.key: published[source.key] for source in task.sources if source.key in published}
         now = {row["key"]: row["crc32"] for row in record.rows}
         changed = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
-        named = ", ".join(map(os.fsdecode, changed[:_MOST_NAMED])) + (", ..." if len(changed) > _MOST_NAMED else "")
-        return f" ({len(changed)} samples differ: {named})"
+        return f" ({len(changed)} samples differ: {first_of(changed, 5, os.fsdecode)})"
 
     def _make_tables(self, name: str, records: Sequence[ShardRecord]) -> None:
         """Makes the damaged files among a split's index, small arrays and checksums, from the records of its tasks."""
@@ -252,7 +247,7 @@ class _Repair:
             rows = np.concatenate([record.rows for record in records])
             self._replace(split.index, index_content(rows))
         elif not self.damaged.isdisjoint(files):
-            rows = self._published_rows(name)
+            rows = read_rows(FolderStorage(self.plan.out), split.index)
         else:
             return
         for array_name, numbers in joined_arrays(self.plan, rows, records).items():
@@ -265,11 +260,6 @@ class _Repair:
     def _replace_rows(self, entry: ShardEntry | Crc32Entry, rows: NDArray[Any]) -> None:
         if entry.file in self.damaged:
             self._replace(entry, (entry.header(), rows.astype(entry.dtype).tobytes()))
-
-    def _published_rows(self, split: str) -> NDArray[np.void]:
-        """Returns the rows of a split's published index, which must not be damaged."""
-        index = self.manifest.splits[split].index
-        return np.frombuffer(read_untrusted(self.plan.out / index.file), index.dtype, offset=HEADER_NBYTES)
 
     def _replace(self, entry: FileEntry, content: Iterable[bytes | memoryview]) -> None:
         data = b"".join(content)

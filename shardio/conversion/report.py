@@ -17,11 +17,11 @@ from shardio.conversion.options import Progress
 from shardio.conversion.plan import Plan, ShardTask
 from shardio.conversion.records import MendedSource, Reject, ShardRecord, read_rejects
 from shardio.conversion.sources.collection import Collection as Scanned
-from shardio.conversion.sources.names import numbers_up_to
 from shardio.errors import bytes_text, counted, first_of, printable, shortened
-from shardio.format.layout import HEADER_NBYTES, LABELS_NAME, REJECTS_NAME
+from shardio.format.layout import LABELS_NAME, REJECTS_NAME
 from shardio.format.manifest import Manifest
-from shardio.system.opening import read_untrusted
+from shardio.sets.index import read_rows
+from shardio.sets.storage import FolderStorage
 from shardio.system.progress import Bar
 
 
@@ -142,16 +142,14 @@ class Monitor:
         self.progress = Progress(0, 0, total, notes=notes)
         self.most_bad = most_bad
         self.refused_by_others = 0
-        self._on_progress = on_progress
+        self._on_progress = on_progress or (lambda progress: None)
 
     def _tell(self, progress: Progress) -> None:
         self.progress = progress
-        if self._on_progress is not None:
-            self._on_progress(progress)
+        self._on_progress(progress)
 
     def report_wait(self, why: str) -> None:
-        if self._on_progress is not None:
-            self._on_progress(replace(self.progress, waits=why))
+        self._on_progress(replace(self.progress, waits=why))
 
     def report_spooled(self, count: int) -> None:
         self._tell(replace(self.progress, spooled=self.progress.spooled + count))
@@ -238,7 +236,7 @@ def _plain(name: str) -> str:
 def describe(scanned: Scanned, labels: Mapping[str, NDArray[np.int64]] | None = None) -> Iterator[str]:
     """Yields in words what SRC was understood to be: splits, classes, where labels come from, and what is ignored.
 
-    `labels` has the labels of each split, or an array of shape (samples, 0) if they are no integers. None: as scanned.
+    `labels` has the labels of each split, or an array of shape (samples, 0) if they are not integers. None: as scanned.
     """
     if labels is None:
         labels = {
@@ -248,8 +246,7 @@ def describe(scanned: Scanned, labels: Mapping[str, NDArray[np.int64]] | None = 
             for split, some in scanned.splits.items()
         }
     yield from scanned.notes
-    bounds = [int(bound) for found in labels.values() if found.size for bound in (found.min(), found.max())]
-    if classes := scanned.classes or numbers_up_to(min(bounds, default=0), max(bounds, default=-1)):
+    if classes := scanned.classes:
         names = " to ".join(dict.fromkeys((classes[0], classes[-1])))
         is_noted = scanned.kind not in _LABELS_FROM or any("labels" in note for note in scanned.notes)
         yield f"{counted(len(classes), 'class')}, {names}{'' if is_noted else f', from {_LABELS_FROM[scanned.kind]}'}"
@@ -303,16 +300,15 @@ def describe_facts(facts: Mapping[str, int], sample: str = "") -> Iterator[str]:
 
 def report_set(work: ConvertReport, plan: Plan, manifest: Manifest) -> ConvertReport:
     """Returns the report of the published set: `work`, a result of `report_work`, with numbers of the whole set."""
-    facts, labels = Counter(work.facts), {}
+    facts, labels, scanned = Counter(work.facts), {}, replace(plan.collection, classes=manifest.classes)
     for name, split in manifest.splits.items():
-        index = split.index
-        rows = np.frombuffer(read_untrusted(plan.out / index.file), index.dtype, offset=HEADER_NBYTES)
-        labels[name] = rows["label"] if index.has_label else np.empty((len(rows), 0), np.int64)
+        rows = read_rows(FolderStorage(plan.out), split.index)
+        labels[name] = rows["label"] if split.index.has_label else np.empty((len(rows), 0), np.int64)
         if (fit := plan.tasks[0].fit) is not None:
             facts.update(fit.count_enlarged(rows["source_height"], rows["source_width"]))
     return replace(
         work,
-        notes=(*describe(plan.collection, labels), *describe_facts(facts)),
+        notes=(*describe(scanned, labels), *describe_facts(facts)),
         facts=dict(+facts),
         digest=manifest.digest,
         num_samples={name: split.num_samples for name, split in manifest.splits.items()},
@@ -333,40 +329,37 @@ def _count_reasons(rejects: Iterable[Reject]) -> dict[str, int]:
 Tell = Callable[[Progress], None]
 
 
-class ImagesBar(Bar):
-    """A progress bar that counts sources. Its rate leaves out sources kept from earlier calls."""
-
-    def __init__(self, on_progress: Tell | None = None) -> None:
-        super().__init__(unit=" samples", smoothing=0.1)
-        self._on_progress = on_progress
-
-    def show(self, progress: Progress) -> None:
-        """Shows the progress, and passes it on to `on_progress`. Can be passed to `convert` as `on_progress`."""
-        if self._on_progress is not None:
-            self._on_progress(progress)
-        if progress.waits:
-            self.set_description_str("waiting", refresh=False)
-            self.write(f"shardio: {printable(progress.waits)}", file=sys.stderr)
-            return
-        self.begun()
-        if self.total is None:
-            self.reset(progress.total)
-            for note in progress.notes:
-                self.write(f"shardio: {printable(note)}", file=sys.stderr)
-            if progress.kept:
-                line = f"shardio: resuming: {progress.kept:,} of {progress.total:,} samples were kept"
-                self.write(line, file=sys.stderr)
-                # Rate and remaining time count the images that this call converts itself.
-                self.n = self.initial = self.last_print_n = progress.kept
-        spooling = progress.spooled and not progress.done
-        self.set_description(f"copying out of SRC: {progress.spooled:,}" if spooling else None, refresh=False)
-        self.set_postfix(refused=progress.refused, refresh=False)
-        self.update(progress.done - self.n)
+def show_progress(bar: Bar, progress: Progress) -> None:
+    """Shows the progress in a bar of sources, whose rate leaves out sources that earlier calls finished."""
+    if progress.waits:
+        bar.set_description_str("waiting", refresh=False)
+        bar.write(f"shardio: {printable(progress.waits)}", file=sys.stderr)
+        return
+    bar.begun()
+    if bar.total is None:
+        bar.reset(progress.total)
+        for note in progress.notes:
+            bar.write(f"shardio: {printable(note)}", file=sys.stderr)
+        if progress.kept:
+            line = f"shardio: resuming: {progress.kept:,} of {progress.total:,} samples were kept"
+            bar.write(line, file=sys.stderr)
+            # Rate and remaining time count the images that this call converts itself.
+            bar.n = bar.initial = bar.last_print_n = progress.kept
+    spooling = progress.spooled and not progress.done
+    bar.set_description(f"copying out of SRC: {progress.spooled:,}" if spooling else None, refresh=False)
+    bar.set_postfix(refused=progress.refused, refresh=False)
+    bar.update(progress.done - bar.n)
 
 
 @contextlib.contextmanager
 def bar_of(src: object, on_progress: Tell | None) -> Iterator[Tell]:
-    """Yields a function that shows a `Progress` in a bar and passes it on. At first the bar says: scanning `src`."""
+    """Yields a function that passes a `Progress` on and shows it in a bar. At first the bar says: scanning `src`."""
+
+    def tell(progress: Progress) -> None:
+        if on_progress is not None:
+            on_progress(progress)
+        show_progress(bar, progress)
+
     what = shortened(os.fspath(src), 30) if isinstance(src, (str, os.PathLike)) else "the dataset"
-    with ImagesBar(on_progress) as bar, bar.before_it_begins(f"scanning {what}"):
-        yield bar.show
+    with Bar(unit=" samples", smoothing=0.1) as bar, bar.before_it_begins(f"scanning {what}"):
+        yield tell

@@ -378,7 +378,7 @@ BEYOND_REPAIR: dict[str, tuple[Callable[[Path], object], dict[str, Any], type[Ex
     "folder": (put_a_folder, {"workers": 1}, OSError, "train-00000.npy"),
     "manifest damaged": (lambda out: flip(out / "manifest.json", -3), {}, FormatError, "manifest.json"),
     "no manifest": (lambda out: (out / "manifest.json").unlink(), {}, SetNotFoundError, "manifest.json"),
-    "no workers": (lambda out: None, {"workers": 0}, ValueError, "workers must be at least 1; found 0"),
+    "no workers": (lambda out: None, {"workers": 0}, ValueError, "workers must be an integer, at least 1, .*; found 0"),
     "no images": (lambda out: None, {"src": "nowhere"}, SourceError, "expected a folder of images, found nothing"),
 }
 

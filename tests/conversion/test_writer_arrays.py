@@ -117,7 +117,7 @@ def test_a_squashed_picture_had_a_size(tmp_path: Path) -> None:
         ),
         ({"a-b": ("array", "f4", ())}, ValueError, "name must be"),
         ({"a": ("array", "f4")}, TypeError, r"array 'a': expected \(kind, dtype, shape\)"),
-        ({"a": ("array", "f4", 7)}, TypeError, "array 'a': expected a shape"),
+        ({"a": ("array", "f4", 7)}, TypeError, r"array 'a': expected \(kind, dtype, shape\)"),
         ({"a": ("array", "complex64", ())}, ValueError, "array 'a': an array's dtype must be one of"),
         ({"a": ("array", "nothing", ())}, TypeError, "array 'a': .*nothing"),
         ({"a": ("mask", "u1", (5, 6))}, ValueError, "array 'a': a mask must have the samples' height and width"),

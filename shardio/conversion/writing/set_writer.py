@@ -118,8 +118,7 @@ class ShardWriter:
                 f"class_names must have a name for each of the {len(self.classes)} classes; found "
                 f"{len(self.class_names)} names"
             )
-        self.arrays = declare(arrays, self.sample_shape, _PARAMETERS)
-        self._stored = self.arrays
+        self.arrays = self._stored = declare(arrays, self.sample_shape, _PARAMETERS)
         if self._label_row not in (None, LABEL_ROW):
             self._stored += (ArraySpec(LABELS_NAME, "array", self._label_row),)
         if self.sample_shape is None and (squashed or not self.arrays):
@@ -186,18 +185,17 @@ class ShardWriter:
             expected = ", ".join(spec.name for spec in self.arrays) or "none"
             found = ", ".join(arrays) or "none"
             raise TypeError(f"expected values of the arrays of the set ({expected}), found {found}")
-        values = {spec.name: spec.check(arrays[spec.name]) for spec in self.arrays}
-        for spec in self._stored[len(self.arrays) :]:  # labels that are no integers
-            values[spec.name] = spec.check(as_float32(label))
+        if len(self._stored) > len(self.arrays):
+            arrays[LABELS_NAME] = as_float32(label)
+        values = {spec.name: spec.check(arrays[spec.name]) for spec in self._stored}
         if split not in self._splits:
             check_split_name(split)
             check_splits((*self._splits, split), self._stored)
-            self._splits[split] = _OpenSplit(
-                {
-                    spec.name: ArrayWriter(self.out, split, spec.name, spec.kind, spec.row, self._shard_nbytes)
-                    for spec in self._stored
-                }
+            writers = (
+                ArrayWriter(self.out, split, spec.name, spec.kind, spec.row, self._shard_nbytes)
+                for spec in self._stored
             )
+            self._splits[split] = _OpenSplit({writer.name: writer for writer in writers})
         state = self._splits[split]
         key = key or str(len(state.rows)).encode()
         checksum = 0
