@@ -59,6 +59,8 @@ class _StagedSplit:
         self.filler: CopyFiller | None = None
         """The last filler that was begun."""
         self.threads: list[DaemonThread] = []
+        self._unverified = [None]
+        """Empty once the copy is being verified: the thread that takes the item begins."""
         self.stopped = Flag(owner)
 
     def open_copy(self) -> ShardSet:
@@ -91,6 +93,13 @@ class _StagedSplit:
         self.threads.append(thread)
         thread.begin()
         return thread
+
+    def verify_once(self) -> None:
+        """Starts a thread that verifies the copy and mends it, unless a thread was started before. Thread safe."""
+        if not self.threads and not self.stopped.is_set():
+            with contextlib.suppress(IndexError):
+                self._unverified.pop()
+                self.begin(verify=True)
 
     def _run(self, filler: CopyFiller) -> None:
         """Runs `filler`. An error becomes a warning, as training can continue without the copy."""
@@ -221,25 +230,24 @@ class CopyReader(WrappingReader):
 class StorageReader(Reader):
     """Reads samples whose rows in the copy are damaged, from the storage.
 
-    Calls `on_damaged_copy` after each `copy` whose samples all have the right crc32 in the storage.
+    When the samples have the right crc32 in the storage, a thread verifies the whole copy, once, and mends it.
     """
 
     name = "storage"
 
-    def __init__(self, shards: ShardSet, storage: Storage, on_damaged_copy: Callable[[], None]) -> None:
+    def __init__(self, shards: ShardSet, staged: _StagedSplit) -> None:
         super().__init__(shards.halved)
         self._shards = shards
-        self._storage = storage
-        self._on_damaged_copy = on_damaged_copy
+        self._staged = staged
 
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
         shards, rows = self._shards, as_rows(out)
         lines = np.arange(len(indices)) if lines is None else lines
         for index, line in zip(indices.tolist(), lines.tolist(), strict=True):
-            fetch(self._storage, shards.table_of(name).what(index), *shards.locate_one(name, index), rows[line])
+            fetch(self._staged.storage, shards.table_of(name).what(index), *shards.locate_one(name, index), rows[line])
         self._count(len(indices) * rows.shape[1])
         if shards.copy_crc32s(name, indices).tolist() == [crc32(rows[line]) for line in lines.tolist()]:
-            self._on_damaged_copy()
+            self._staged.verify_once()
 
 
 class CachedSplit(Finalized, SplitSource):
@@ -298,16 +306,7 @@ class CachedSplit(Finalized, SplitSource):
         return self._reader
 
     def make_second(self) -> StorageReader:
-        """When the samples are intact in the storage, a thread verifies the whole copy, once, and mends it."""
-        staged, not_begun = self._staged, [None]  # the gather thread that pops it begins
-
-        def verify_copy() -> None:
-            if not staged.threads and not staged.stopped.is_set():
-                with contextlib.suppress(IndexError):
-                    not_begun.pop()
-                    staged.begin(verify=True)
-
-        return StorageReader(self._shards, staged.storage, verify_copy)
+        return StorageReader(self._shards, self._staged)
 
     def describe(self) -> dict[str, Any]:
         num_away = self._shards.look() if isinstance(self._shards, PartialSet) else 0

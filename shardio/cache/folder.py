@@ -148,8 +148,7 @@ class Cache:
         free = self.free_nbytes()
         if nbytes <= free:
             return ()
-        copies = self.copies()
-        if nbytes <= free + _freed(self._evictable(copies)):
+        if nbytes <= free + _freed(self._evictable(self.copies())):
             evicted = self.evict(free=nbytes).removed
             if nbytes <= self.free_nbytes():
                 return evicted

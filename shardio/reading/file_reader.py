@@ -28,7 +28,7 @@ from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import SplitLayout, StoredTable, as_rows
 from shardio.reading.mapped_table import check_stored
 from shardio.reading.reader import Reader
-from shardio.system.opening import FolderHandle, OpenFile, OpenFiles, most_open, naming
+from shardio.system.opening import FolderHandle, OpenFile, OpenFiles, naming
 from shardio.system.pour import TRANSIENT, Attempts, aligned_empty, reading_failed, set_direct
 
 # One request. Longer ones are no faster, and keep a thread from noticing that the batch is not wanted any more.
@@ -92,7 +92,7 @@ class FileReader(Reader):
             self._folders.append(FolderHandle(Path(layout.folder), follow=True))
         open_file = partial(_open, layout, self._folders, files, alignment is not None)
         # By name: a dictionary of strings runs no line of Python while it is looked into.
-        self._files = OpenFiles(open_file, min(len(files), most_open()))
+        self._files = OpenFiles(open_file)
         self._row_dtype = layout.content.index.dtype
 
     @property

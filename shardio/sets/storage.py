@@ -21,7 +21,7 @@ from shardio.format.opening import check_not_cut, open_sized, wrong_size
 from shardio.sets.names import is_url, resolve
 from shardio.sets.remote import RemoteStorage
 from shardio.system.files import AtomicFile, reserve
-from shardio.system.opening import FileAt, FolderHandle, OpenFiles, kind_of, missing_file, most_open, naming
+from shardio.system.opening import FileAt, FolderHandle, OpenFiles, kind_of, missing_file, naming
 from shardio.system.pour import TRANSIENT, Attempts, pour, reading_failed, synced_writes
 from shardio.system.threads import Flag, Stop, ThreadPool
 
@@ -43,7 +43,7 @@ class FolderStorage:
         """The names of the files whose sha256 was found wrong."""
         self.changed: set[str] = set()
         """The names of the files that a web server has replaced since the caller removed them here. Else empty."""
-        self._files: OpenFiles[tuple[str | FileAt, FileEntry]] = OpenFiles(lambda file: open_sized(*file), most_open())
+        self._files: OpenFiles[tuple[str | FileAt, FileEntry]] = OpenFiles(lambda file: open_sized(*file))
 
     def list_folders(self) -> list[str]:
         """Returns the names of the folders directly below, sorted. Raises OSError if that fails."""

@@ -24,10 +24,10 @@ _SIOCGIFADDR = 0x8915  # of Linux
 
 
 @functools.cache
-def boot_id(proc: Path = PROC) -> str:
+def boot_id() -> str:
     """Returns an id of the machine's current boot. Where the system has none, returns a random id of this process."""
     try:
-        return (proc / "sys/kernel/random/boot_id").read_text().strip()
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return secrets.token_hex(16)
 

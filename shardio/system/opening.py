@@ -322,16 +322,14 @@ def last_asked(thread: int | None) -> str:
 class OpenFiles(Generic[K]):
     """Keeps the most recently used of many files open, by key. Thread safe.
 
-    At most `most` files stay open, or `most_open` divided by the number of living OpenFiles if that is less; plus at
-    most one file for each running thread.
+    At most `most_open` files, divided by the number of living OpenFiles, stay open; plus one for each running thread.
 
     Two threads may open a file at the same time; one of the descriptors then closes at once. There is no lock, as
     `close` may run in a finalizer, in the middle of any other call. No operation may destroy a value while it works on
     the dictionary, as assignment and clear() do: closing a file lets other threads run.
     """
 
-    def __init__(self, open_file: Callable[[K], OpenFile], most: int) -> None:
-        self.most = most
+    def __init__(self, open_file: Callable[[K], OpenFile]) -> None:
         self._open_file = open_file
         self._open: OrderedDict[K, OpenFile] = OrderedDict()
         self._closed = False
@@ -349,7 +347,7 @@ class OpenFiles(Generic[K]):
             return file
         file = self._open.setdefault(key, self._open_file(key))
         # The sets of a mixture, and other loaders, share what the process may have open.
-        self.forget_all(max(1, min(self.most, most_open() // len(_LIVE.all()))))
+        self.forget_all(max(1, most_open() // len(_LIVE.all())))
         if self._closed:
             self.forget_all()
         return file

@@ -27,7 +27,8 @@ from shardio.system.opening import Living, limit_hint, open_file
 T = TypeVar("T")
 R = TypeVar("R")
 
-_TICK_SECONDS = 1.0
+# How long to wait for a thread that may be waiting for storage, which may never answer.
+_PATIENCE_SECONDS = 1.0
 
 
 class Call(Generic[T]):
@@ -155,7 +156,7 @@ class Ticker(DaemonThread):
         """Ends the thread, and waits for it, but not for a `tick` that takes a second. May be called again."""
         self._ends.put(None)
         with contextlib.suppress(queue.Empty):
-            self.wait(_TICK_SECONDS)
+            self.wait(_PATIENCE_SECONDS)
 
 
 def _tick(ends: queue.SimpleQueue[object], owner: object, tick: Callable[[], object], seconds: float) -> None:
@@ -167,15 +168,15 @@ def _tick(ends: queue.SimpleQueue[object], owner: object, tick: Callable[[], obj
         tick()
 
 
-def wait_while_running(threads: Iterable[DaemonThread], seconds: float = 1.0) -> list[DaemonThread]:
+def wait_while_running(threads: Iterable[DaemonThread]) -> list[DaemonThread]:
     """Waits until the threads have ended. Returns threads that wait for something that may never come, such as storage.
 
-    They have neither run nor wanted a core for `seconds`; where the system does not count that, they have not ended.
+    They have neither run nor wanted a core for a second; where the system does not count that, they have not ended.
     """
     left = list(threads)
     while left:
         before = [core_seconds(thread.native_id) for thread in left]
-        deadline, waited_for, left = time.monotonic() + seconds, left, []
+        deadline, waited_for, left = time.monotonic() + _PATIENCE_SECONDS, left, []
         for thread in waited_for:
             try:
                 thread.wait(max(0.0, deadline - time.monotonic()))

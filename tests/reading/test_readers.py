@@ -139,7 +139,7 @@ def test_eight_threads_at_once_get_their_own_samples(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = (28, 28, 3)
-    monkeypatch.setattr(shardio.reading.file_reader, "most_open", lambda: 2)
+    monkeypatch.setattr(shardio.system.opening, "most_open", lambda: 2)
     reader = reader_of(open_shards(make_set(120, shape, 10)), engine)
     pictures = pixels_of(range(120), shape)
 
@@ -279,7 +279,7 @@ def test_the_kernel_does_not_tell_of_another_users_files(
 def test_few_files_are_open_at_a_time_and_none_after_the_end(
     direct: bool, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.reading.file_reader, "most_open", lambda: 5)
+    monkeypatch.setattr(shardio.system.opening, "most_open", lambda: 5)
     shards = open_shards(make_set(60, (6, 5, 3), 2))
     before = num_descriptors()
     reader = make_reader(shards, "direct 4096" if direct else "pread")
@@ -341,7 +341,7 @@ def test_without_a_free_descriptor_those_of_other_shards_are_given_back(
 def test_closing_while_others_read_ends_them_well(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.reading.file_reader, "most_open", lambda: 2)
+    monkeypatch.setattr(shardio.system.opening, "most_open", lambda: 2)
     shards, pictures = open_shards(make_set(60, (6, 5, 3), 2)), pixels_of(range(60), (6, 5, 3))
     for _ in range(2):
         reader, started = reader_of(shards, engine), threading.Barrier(4)
@@ -486,7 +486,7 @@ def test_a_shard_that_is_cut_while_it_is_open_is_an_error_and_no_signal(opened: 
 def test_a_shard_that_is_replaced_by_another_is_an_error_when_it_is_opened_again(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.reading.file_reader, "most_open", lambda: 1)
+    monkeypatch.setattr(shardio.system.opening, "most_open", lambda: 1)
     path = make_set(20)
     reader = reader_of(open_shards(path), engine)
     other = make_set(20, (6, 5, 3), 9)
@@ -520,7 +520,7 @@ def test_a_reader_reads_the_set_that_was_opened_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(shardio.reading.file_reader, "most_open", lambda: 1)
+    monkeypatch.setattr(shardio.system.opening, "most_open", lambda: 1)
     path, link = make_set(20), tmp_path / "current"
     same, other = (Path(shutil.copytree(path, tmp_path / name)) for name in ("same", "other"))
     for number in (0, 1):
@@ -563,7 +563,7 @@ def test_a_reader_reads_the_open_files_of_a_set_that_was_deleted_and_names_other
 def test_a_filesystem_that_numbers_files_anew_costs_one_file_to_be_hashed(
     make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.reading.file_reader, "most_open", lambda: 1)
+    monkeypatch.setattr(shardio.system.opening, "most_open", lambda: 1)
     hashed: list[str] = []
     sha256 = shardio.format.opening._sha256
     path = make_set(40)
