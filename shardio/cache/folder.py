@@ -56,7 +56,7 @@ class CachedCopy:
     nbytes_alone: int = 0
     """The size of the files that no other copy has, which is what eviction frees."""
     problem: str = ""
-    """Why its lock does not say whether it is in use: it is a link, or new. "" if it does. It then counts as in use."""
+    """Why it is unknown whether it is in use, so it counts as in use: its lock is a link, or new. "" if it is known."""
     owner: str = ""
     """The name of the user who began it."""
     readable: bool = True

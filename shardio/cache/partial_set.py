@@ -98,11 +98,11 @@ class PartialTable(MappedTable):
         files = self.table.locate(stored)[0]
         if self._is_away[files].any() and time.monotonic() - self._looked_at > _LOOK_SECONDS:
             self.look()
-        states = np.where(self._is_away[files], MISSING, _WHOLE)
+        states: NDArray[Any] = np.full(len(indices), MISSING)
         if (partial := self._partial) is not None:
             blocks = self._first_blocks[files] + (stored - self.table.starts[files]) // self._block_rows[files]
-            states = np.where(states == _WHOLE, _WHOLE, partial.states[blocks])
-        return states
+            states = partial.states[blocks]
+        return np.where(self._is_away[files], states, _WHOLE)
 
     def lent(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
         return None if (self._states(indices) != _WHOLE).any() else super().lent(indices)

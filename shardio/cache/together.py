@@ -297,16 +297,16 @@ class Together:
 
     def _mark(self, plan: WindowPlan, state: int) -> None:
         """Sets the state of the blocks of `plan` that this node lacks, for the other processes of the node."""
-        for run in joined(plan.pieces):
-            for begin, end in self._lacking(run):
-                self.partial.mark(run.entry, state, begin, end)
+        for run, begin, end in self._lacking(plan):
+            self.partial.mark(run.entry, state, begin, end)
 
-    def _lacking(self, run: Run) -> Iterator[tuple[int, int]]:
-        """Yields the ranges (begin, end) of the bytes of `run` that this node lacks."""
-        if not self._complete[run.entry]:
-            for begin, end, state in self.partial.runs(run.entry, run.start, run.stop):
-                if state != THERE:
-                    yield begin, end
+    def _lacking(self, plan: WindowPlan) -> Iterator[tuple[Run, int, int]]:
+        """Yields (run, begin, end) for the bytes [begin, end) of each run of `plan` that this node lacks."""
+        for run in joined(plan.pieces):
+            if not self._complete[run.entry]:
+                for begin, end, state in self.partial.runs(run.entry, run.start, run.stop):
+                    if state != THERE:
+                        yield run, begin, end
 
     def _read(self, plan: WindowPlan) -> NDBytes:
         """Returns the bytes of the pieces in `plan` that this node owns, one after the other. Runs in a thread."""
@@ -358,16 +358,16 @@ class Together:
 
     def _write(self, plan: WindowPlan, window: NDBytes) -> None:
         """Writes the bytes of `window` that this node lacks into the copy. Runs in a thread."""
-        for run in joined(plan.pieces):
-            for begin, end in self._lacking(run):
-                data = window[run.place :][begin - run.start : end - run.start]
-                if run.entry in self._before:
-                    self._compare(run.entry, begin, data)
-                self.partial.write(run.entry, begin, data.data)
-                came = self._came.setdefault(run.entry, [])
-                came += [piece for piece in plan.pieces if piece.entry == run.entry and begin <= piece.start < end]
-                self.on_progress(end - begin)
-            self._finish_if_there(run.entry)
+        for run, begin, end in self._lacking(plan):
+            data = window[run.place :][begin - run.start : end - run.start]
+            if run.entry in self._before:
+                self._compare(run.entry, begin, data)
+            self.partial.write(run.entry, begin, data.data)
+            came = self._came.setdefault(run.entry, [])
+            came += [piece for piece in plan.pieces if piece.entry == run.entry and begin <= piece.start < end]
+            self.on_progress(end - begin)
+        for entry in dict.fromkeys(piece.entry for piece in plan.pieces):
+            self._finish_if_there(entry)
 
     def _compare(self, entry: FileEntry, begin: int, data: NDBytes) -> None:
         """Finds out who gave the bytes of an unfinished file, from byte `begin` on, that are others than `data`."""

@@ -36,7 +36,8 @@ _LIMITS = {
 
 
 def limit_hint(code: int | None, text: object = "") -> str:
-    """Returns the limit that an error number stands for and the way out, for the end of the error's `text`, or ""."""
+    """Returns the way out if the error number `code` stands for a limit, to be appended to the error's `text`; "" if
+    `code` is another error, or `text` names the limit already."""
     return f": {_LIMITS[code]}" if code in _LIMITS and "limit" not in str(text) else ""
 
 
@@ -63,8 +64,8 @@ def owner_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def naming_owner(folder: Path, way_out: str) -> Iterator[None]:
-    """Adds the owner and permissions of `folder`, or of its first existing parent, and `way_out` to a PermissionError
-    raised in the block about one of them, or about a path that begins like `folder`."""
+    """Adds who owns the folder, its permissions and `way_out` to a PermissionError about `folder`, a parent of it, or a
+    path that begins like `folder`. If the folder does not exist, the first parent that exists is named."""
     try:
         yield
     except PermissionError as error:
