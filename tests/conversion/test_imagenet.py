@@ -300,8 +300,9 @@ def test_lists_are_complete(kaggle: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("", "line 1: expected ['ImageId', 'PredictionString']"),
-        ("a,b\n", "line 1: expected ['ImageId', 'PredictionString'], found ['a', 'b']"),
+        ("", "expected one column 'ImageId', found the columns"),
+        ("a,b\n", "expected one column 'ImageId', found the columns 'a', 'b'"),
+        ("ImageId,b\n", "expected one column 'PredictionString', found the columns 'ImageId', 'b'"),
         *(
             (f"ImageId,PredictionString\n{rest}", found)
             for rest, found in (

@@ -304,6 +304,13 @@ def test_named_columns_have_the_labels_and_the_splits_of_images(tmp_path: Path) 
         scan(Table(tmp_path, label_columns=["kind"], split_column="none"))
 
 
+@pytest.mark.parametrize("word", ["../x", "a/b", "my split"])
+def test_a_split_that_cannot_name_files_is_refused_with_its_row(tmp_path: Path, word: str) -> None:
+    src = put_parquet(tmp_path / "a.parquet", pa.table({"image": [b"x"] * 3, "part": ["", "train", word]}))
+    with pytest.raises(SourceError, match=r"(?s)a\.parquet: 1 row is wrong.*row 2: expected a split"):
+        scan(Table(src, split_column="part"), labels="none")
+
+
 def test_rows_of_a_group_are_on_one_side_of_val(tmp_path: Path) -> None:
     columns = {"image": [b"x"] * 40, "label": [0] * 40, "patient": [i // 4 for i in range(40)]}
     src = put_parquet(tmp_path / "a.parquet", pa.table(columns))

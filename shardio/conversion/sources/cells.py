@@ -45,10 +45,10 @@ _ODD: Sequence[tuple[Callable[[str], object], str]] = (
 _AS_FLOAT = re.compile("[.eE]")
 _AS_CODE = re.compile("[.eE]|^0[0-9]")
 
-Labels = tuple[tuple[str, ...] | None, Sequence[str | tuple[float, ...] | None]]
+LabelsOfRows = tuple[tuple[str, ...] | None, Sequence[str | tuple[float, ...] | None]]
 
 
-def read_labels(contents: Sequence[Contents], rows: Sequence[Row]) -> Labels:
+def read_labels(contents: Sequence[Contents], rows: Sequence[Row]) -> LabelsOfRows:
     """Returns (classes, label of each row). Adds errors to the faults of the tables.
 
     For class names and integers, labels are texts, and classes are None if they are still to be numbered. For other
@@ -122,7 +122,7 @@ def _doubt(content: Contents, texts: Set[str], numbers: Mapping[str, int], num_r
             raise DoubtError(content.path, f"expected labels in the column {name!r}, found {found}", readings)
 
 
-def _several(rows: Sequence[Row], content: Contents) -> Labels:
+def _several(rows: Sequence[Row], content: Contents) -> LabelsOfRows:
     """Returns the labels of `read_labels` if a cell may have several, which are vectors of 0 and 1."""
     separator = content.table.label_separator
     found: list[frozenset[str] | None] = []

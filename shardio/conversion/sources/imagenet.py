@@ -22,7 +22,7 @@ import numpy as np
 from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, read_file
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import Ignored, clutter
-from shardio.conversion.sources.rows import read_rows
+from shardio.conversion.sources.table import Table, read_table
 from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, drain, members, open_archive
 from shardio.conversion.sources.tree import list_tree
 from shardio.errors import DecodeError, SourceError, counted
@@ -58,25 +58,25 @@ def list_ilsvrc(src: Path) -> Listing:
         with open_archive(src) as archive:
             train, val = (src, None) if holds_tars(archive) else (None, src)
     devkit = _read_devkit(folder)
-    if val is not None and devkit is None:
+    if val is not None and not devkit.truth:
         way = f"put it there, or pass {TRAIN_NAME} alone as SRC"
         raise SourceError(f"{folder}: expected {DEVKIT_NAMES[0]}, which has the labels, next to {val.name}: {way}")
     tars = {} if train is None else _class_tars(train, ignored)
-    classes = sorted(tars if train is not None or devkit is None else set(devkit.truth))
-    if devkit is not None and (unknown := [name for name in classes if name not in devkit.words]):
+    classes = sorted(set(devkit.truth) if train is None else tars)
+    if devkit.words and (unknown := [name for name in classes if name not in devkit.words]):
         raise SourceError(f"{devkit.path}: expected the class {unknown[0]!r} in {_SYNSETS_NAME}, found other classes")
     found: dict[str, list[Found]] = {}
     if train is not None:
         # One by one, as sorting takes as much memory as what is sorted.
         by_class = map(_in_tree_order, drain(_walk_class(train, name, tars[name], ignored) for name in classes))
         found["train"] = list(chain.from_iterable(by_class))
-    if val is not None and devkit is not None:
+    if val is not None:
         found["val"] = _in_tree_order(*drain([_walk_val(val, devkit, ignored)]))
         if missing := set(range(1, len(devkit.truth) + 1)) - {_number(os.fsdecode(one.key)) for one in found["val"]}:
             found_none = f"found none with number {min(missing)} ({len(missing):,} missing)"
             raise SourceError(f"{val}: expected {len(devkit.truth):,} images, one for each label, {found_none}")
     known = Collection(FileOrigin(folder), ignored=ignored, kind="ilsvrc")
-    return Listing(src, found, known, classes, {} if devkit is None else devkit.words, has_class_folders=True)
+    return Listing(src, found, known, classes, devkit.words, has_class_folders=True)
 
 
 def holds_tars(archive: Archive) -> bool:
@@ -142,10 +142,11 @@ class _Devkit:
     """The WordNet id of each validation image, in the order of the numbers of the images."""
 
 
-def _read_devkit(folder: Path) -> _Devkit | None:
+def _read_devkit(folder: Path) -> _Devkit:
+    """Returns the devkit in a folder, or one without words and labels if there is none."""
     path = next((folder / name for name in DEVKIT_NAMES if (folder / name).exists()), None)
     if path is None:
-        return None
+        return _Devkit(folder, {}, ())
     wanted = (_SYNSETS_NAME, _TRUTH_NAME)
     try:
         if path.is_dir():
@@ -208,7 +209,6 @@ def _read_synsets(path: Path, data: bytes) -> tuple[dict[int, str], dict[str, st
 
 _IMAGES = ("ILSVRC", "Data", "CLS-LOC")
 _SOLUTION_NAME = "LOC_val_solution.csv"
-_SOLUTION_COLUMNS = ["ImageId", "PredictionString"]
 _MAPPING_NAME = "LOC_synset_mapping.txt"
 
 _CLASSES_NAME, _WORDS_NAME = "wnids.txt", "words.txt"
@@ -264,18 +264,15 @@ def _solved(images: Path, files: dict[bytes, Found]) -> list[Found]:
         raise SourceError(
             f"{images / 'val'}: expected {_SOLUTION_NAME}, which has the labels, next to ILSVRC, found no such file"
         )
-    names, rows, faults = read_rows(path, ())
-    if names != _SOLUTION_COLUMNS:
-        raise SourceError(f"{path}: line 1: expected {_SOLUTION_COLUMNS}, found {names!r:.80}")
+    content = read_table(Table(path, path_column="ImageId", label_columns=["PredictionString"]))
     solution: dict[str, str] = {}
-    for line, cells in rows:
-        name, boxes = map(str, cells)
-        classes = set(boxes.split()[::5])  # five words for each object, and the first is the class
-        if len(classes) != 1 or name in solution or not all(map(is_safe_name, (name, *classes))):
-            faults.add(line, "an image that is in no other line, and boxes of one class", cells)
+    for row in content.rows:
+        classes = set(str(row.label or "").split()[::5])  # five words for each object, and the first is the class
+        if len(classes) != 1 or row.path in solution or not all(map(is_safe_name, (row.path, *classes))):
+            row.refuse("an image that is in no other line, and boxes of one class", (row.path, row.label))
         else:
-            (solution[name],) = classes
-    faults.check()
+            (solution[row.path],) = classes
+    content.faults.check()
     found = []
     for name, wnid in solution.items():
         there = files.pop(os.fsencode(name), None)
@@ -317,20 +314,14 @@ def list_tiny_imagenet(src: Path) -> Listing:
     if absent := [split for split in ("train", "val") if split not in tree.found]:
         raise SourceError(f"{src / absent[0]}: expected images, found none: complete the download")
     missing = Fault(f"expected an image at this path, as {_ANNOTATIONS_NAME} lists it, found none")
-    train, val = ([(one, os.fsdecode(one.key)) for one in tree.found[split]] for split in ("train", "val"))
-    found = {
-        **tree.found,
-        "train": [one._replace(label=path.split("/")[1]) for one, path in train],
-        "val": [
-            *[one._replace(label=truth.pop(path.rpartition("/")[2], "")) for one, path in val],
-            *(Found(f"val/images/{name}".encode(), wnid, missing) for name, wnid in truth.items()),
-        ],
-    }
+    train = [one._replace(label=os.fsdecode(one.key).split("/")[1]) for one in tree.found["train"]]
+    val = [one._replace(label=truth.pop(os.path.basename(os.fsdecode(one.key)), "")) for one in tree.found["val"]]
+    val += [Found(f"val/images/{name}".encode(), wnid, missing) for name, wnid in truth.items()]
     note = f"{src.name}: Tiny ImageNet, {len(classes):,} classes"
     words = dict(line.split("\t", 1) for line in _lines(src / _WORDS_NAME) if "\t" in line)
     return replace(
         tree,
-        found=found,
+        found={**tree.found, "train": train, "val": val},
         known=replace(tree.known, kind="tiny-imagenet", notes=(*tree.known.notes, note)),
         classes=classes,
         class_names=words if words.keys() >= set(classes) else {},

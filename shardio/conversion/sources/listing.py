@@ -53,7 +53,7 @@ class Found(NamedTuple):
     """Text: a class name or an integer, still to be numbered. An int or a tuple of numbers: final. None: no label."""
     place: Place = None
     where: Any = None
-    """Where SRC lists the image, for error messages: in a table, (the table, the row)."""
+    """What a subclass of Listing needs: a table's Row, the name of the tar; or the image's group in a parquet file."""
 
 
 @dataclass

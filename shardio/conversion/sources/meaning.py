@@ -127,8 +127,10 @@ def kind_of(name: str) -> str:
 
 
 def unwrapped(place: str, paths: Sequence[bytes]) -> tuple[str, Sequence[str]]:
-    """Returns the folder at or below `place`, which is relative as the `paths` of its images are, that does not only
-    hold one folder; and the folders with images in it."""
+    """Returns (the first folder, from `place` down, that has more in it than one folder; its folders with images).
+
+    `place` and the `paths` of the images below it are relative to the same folder.
+    """
     while True:
         depth = place.count("/") + 1
         inner = sorted({os.fsdecode(path).split("/")[depth] for path in paths if path.count(b"/") > depth})
@@ -156,7 +158,7 @@ def _endings(masks: Sequence[bytes], images: Iterable[bytes]) -> tuple[str, str]
 
 
 def _go_on(part: Part) -> bool:
-    """Whether the pictures of each folder, which are numbered, go on where those of the folder before end."""
+    """Whether the pictures are numbered, and each folder continues the numbers of the folder before it."""
     last = -1
     for name in part.full:
         numbers = (re.fullmatch(rb"[^/]*/[a-zA-Z]*(\d+)\.\w+", path) for path in part.classes[name])

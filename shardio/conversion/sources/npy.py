@@ -98,8 +98,7 @@ class TreeOrigin(FileOrigin):
     """The key of the file from which `row` was read, for error messages."""
 
     def read(self, source: Source) -> DatasetItem:
-        data = super().read(source)
-        assert isinstance(data, bytes)
+        data = read_file(*self._find(source))
         if not data:
             raise DecodeError("empty", "expected an array, found an empty file")
         try:

@@ -25,6 +25,7 @@ from shardio.conversion.sources.names import DEFAULT_SPLIT, Ignored, entries, kn
 from shardio.conversion.sources.rows import Faults
 from shardio.conversion.sources.spool import ParquetOrigin, TableFile, is_struct
 from shardio.conversion.sources.table import (
+    A_SPLIT,
     LABEL_NAMES,
     MISSING,
     Contents,
@@ -254,7 +255,10 @@ class _File:
         for row, (label, word, group, path) in enumerate(self._cells()):
             split = self.split
             if column := columns.of_splits:
+                word = present(word, MISSING)
                 split = split or DEFAULT_SPLIT if word is None else split_name(split_of_flag(column, word))
+                if not is_split_name(split):
+                    faults.add(row, A_SPLIT, word)
             number, numbers[split] = numbers[split], numbers[split] + 1
             if isinstance(label, str):
                 label = present(label, MISSING)

@@ -46,6 +46,7 @@ OF_TABLES = ("classes", "numbers")
 """The values of the option `labels` that say what the labels of a table are."""
 NO_SPLITS = "none"
 """The `split_column` of a table without splits."""
+A_SPLIT = "a split named with letters, digits, '.', '_' and '-'"
 WITHOUT_SPLITS = Reading("no column has the splits", {"--split-column": NO_SPLITS})
 _MOST_SPLITS = 20
 _FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
@@ -59,19 +60,16 @@ _MAX_PATH_NBYTES = 4096  # the longest that Linux takes
 
 @dataclass(frozen=True)
 class Table:
-    """A file with a row for each image: its path, and perhaps a label, a split and numbers.
+    """A file with a row for each image: its path, and perhaps a label, a split and numbers. It may be SRC, too.
 
     - `file`: CSV or TSV with names of columns, JSON lines, parquet; or a list of lines `PATH` or `PATH LABEL`
     - `root`: if the table is SRC, the folder that paths are relative to; by default the folder of the file. OLD=NEW
       replaces OLD at the beginning of paths by NEW; then NEW is that folder if the table is SRC
-    - `path_column`, `label_columns`, `split_column`: names of columns, by default guessed. Labels that are names or
-      integers become classes. Other numbers become float32 labels, and several columns a vector
-    - `split_column` "none": no column has splits
+    - `path_column`, `label_columns`, `split_column` ("none": no splits): names of columns, by default guessed. Labels
+      that are names or integers become classes. Other numbers become float32 labels, and several columns a vector
     - `label_separator`: separates several labels in a cell, which become a vector with a 0 or 1 for each class
     - `group_column`: name of a column; rows of one group are on one side of `val`
     - `columns`: names of columns of numbers to store as arrays
-
-    A Table can also be passed as SRC.
     """
 
     file: str | os.PathLike[str]
@@ -217,7 +215,7 @@ class Contents:
         if not row.path or "\0" in row.path or len(os.fsencode(row.path)) > _MAX_PATH_NBYTES:
             row.refuse(f"a path of 1 to {_MAX_PATH_NBYTES:,} bytes without NUL", where)
         elif word and not is_split_name(split_name(word)):
-            row.refuse("a split named with letters, digits, '.', '_' and '-'", word)
+            row.refuse(A_SPLIT, word)
         elif split and word and split_name(word) != split:
             row.refuse(f"the split {split!r}, for which the table is given", word)
         elif group is None:
