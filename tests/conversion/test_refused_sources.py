@@ -220,6 +220,7 @@ TARS: dict[str, Refusal] = {
     "a compressed tar": ("a.tar.gz", {"a.tar.gz": gzip.compress(tar_of(PAIR))}, "compressed with gzip"),
     "a pattern of none": ("b*.tar", {}, "found none for"),
     "a pattern of too many": ("a-{0..9999999999}-{0..9999999999}.tar", {}, "at most 1,000 "),
+    "names that are not there": ("{a-{0..399},b-{0..399}}.tar", {}, "800 names without a file"),
     "an open brace": ("a-{008..011.tar", {}, "FIRST..LAST"),
     "a brace of nothing": ("{tars}/x", {}, "FIRST..LAST"),
 }

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Set
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 from shardio.conversion.images.headers import ALL_SUFFIXES, has_image_suffix
@@ -150,20 +150,29 @@ def _find_archives(src: Path) -> tuple[Path, list[str], Ignored]:
 
 def _expand_braces(text: str) -> Iterator[str]:
     """Yields the names that a pattern stands for, with its braces expanded as in a shell."""
-    inner = re.search(r"\{([^{}]*)\}", text)
-    if inner is None and "{" not in text:
+    start = text.find("{")
+    if start < 0:
         yield text
         return
-    words: Iterable[str] = inner[1].split(",") if inner and "," in inner[1] else ()
-    if inner and (bounds := re.fullmatch(r"(\d+)\.\.(\d+)", inner[1])):
+    depth, bounds = 0, [start]
+    for at in range(start, len(text)):
+        depth += (text[at] == "{") - (text[at] == "}")
+        if depth == 0 or (depth == 1 and text[at] == ","):
+            bounds.append(at)
+        if depth == 0:
+            break
+    words: Iterable[str] = [text[one + 1 : other] for one, other in pairwise(bounds)]
+    if depth or len(bounds) == 2:
+        numbers = re.match(r"\{(\d+)\.\.(\d+)\}", text[start:])
+        if numbers is None:
+            found = text[start : bounds[-1] + 1]
+            raise SourceError(f"{text}: expected {{FIRST..LAST}} or {{ONE,OTHER}}, found {found!r}")
+        first, last = numbers.groups()
         # As in a shell: as many digits as the longer one has, if either begins with a zero.
-        width = max(map(len, bounds.groups())) if re.search(r"\b0\d", inner[1]) else 0
-        words = (f"{number:0{width}}" for number in range(int(bounds[1]), int(bounds[2]) + 1))
-    elif inner is None or not words:
-        found = inner[0] if inner else text[text.index("{") :]
-        raise SourceError(f"{text}: expected {{FIRST..LAST}} or {{ONE,OTHER}}, found {found!r}")
+        width = max(len(first), len(last)) if re.match(r"0\d", first) or re.match(r"0\d", last) else 0
+        words = (f"{number:0{width}}" for number in range(int(first), int(last) + 1))
     for word in words:
-        yield from _expand_braces(text[: inner.start()] + word + text[inner.end() :])
+        yield from _expand_braces(text[:start] + word + text[bounds[-1] + 1 :])
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
