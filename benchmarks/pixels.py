@@ -171,7 +171,7 @@ def measure_resizes(images: torch.Tensor, size: int, rounds: int) -> None:
                 cv2.flip(out[i], 1, dst=out[i])
 
     for name, (how, cast) in ways.items():
-        stage = Stage(count, whole.shape[1:], (size, size), boxes, None, flips, how)
+        stage = Stage(whole.shape[1:], (size, size), boxes, boxes, flips, how)
         out = np.zeros((count, size, size, 3), cast.kernel_dtype)
         some = {"C": way(partial(stage.resample, some=np.arange(count), out=out, cast=cast), planes)}
         if cv2 is not None:

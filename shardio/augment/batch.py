@@ -223,7 +223,7 @@ class Batch:
         part = Boxes.of_one_size(*size, firsts[:, 0].astype(float), lefts.astype(float))
         boxes = Boxes.picked([boxes, part.inside_of(boxes, sizes)], inside.astype(np.int64))
         sizes, firsts = np.where(inside[:, None], size, sizes), np.where(inside[:, None], 0, firsts)
-        within = self.within if self.filter else None
+        within = self.within if self.filter and self.within else boxes
         canvas = Canvas(sizes, firsts, mode, tuple(fill))
         stage = replace(self._stage(size), boxes=boxes, within=within, canvas=canvas, steps=())
         return self.after(stage, np.full((len(self), 2), size))
@@ -231,8 +231,9 @@ class Batch:
     def _stage(self, size: tuple[int, int] | None = None) -> Stage:
         """Returns the recorded changes, without the cast, as a stage with results of `size` (default: `self.size`)."""
         channels, height, width = self.images.shape[1:]
-        changes = self.boxes, self.within, self.flips, self.filter or Filter(), None, self.steps
-        return Stage(len(self), (height, width, channels), size or self.size, *changes)
+        region, reading = self.region, self.filter or Filter()
+        within, source = self.within or region, (height, width, channels)
+        return Stage(source, size or self.size, region, within, self.is_mirrored, reading, steps=self.steps)
 
     def after(self, stage: Stage | Choice | None, sizes: NDArray[np.int64]) -> Batch:
         """Returns the batch after `stage` and the recorded cast. `sizes`, (B, 2), are those before any squashing."""

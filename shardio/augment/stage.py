@@ -69,37 +69,28 @@ def _outside_places(first: Numbers, sizes: Numbers, count: int, mode: str) -> Nu
 class Stage:
     """One pass over each image of a batch. Immutable; any thread may make some of the images.
 
-    - `count`: the number of images; `source`: their height, width and channels; `size`: the results' height and width
-    - `boxes`, `within`, `filter`: each image is cropped and resized as in `Batch`. `boxes` None: the whole image.
-    - `flips`, bool (B,): which images are mirrored then; None: no image
+    - `source`: the height, width and channels of the images; `size`: the results' height and width
+    - `boxes`, `within`, `filter`: each image is cropped and resized as in `Batch`
+    - `flips`, bool (B,): which images are mirrored then
     - `canvas`: the results are windows of images that were resized to other sizes
     - `steps`: what is done to the results in the end
     """
 
-    count: int
     source: tuple[int, int, int]
     size: tuple[int, int]
-    boxes: Boxes | None
-    within: Boxes | None
-    flips: NDArray[np.bool_] | None
+    boxes: Boxes
+    within: Boxes
+    flips: NDArray[np.bool_]
     filter: Filter
     canvas: Canvas | None = None
     steps: Steps = ()
 
-    @property
-    def _region(self) -> Boxes:
-        return self.boxes or Boxes.whole(self.count, *self.source[:2])
-
-    @property
-    def _is_mirrored(self) -> NDArray[np.bool_]:
-        return np.zeros(self.count, bool) if self.flips is None else self.flips
-
     @cached_property
     def _axes(self) -> NDArray[np.float64]:
         """The axes of the boxes, (B, 2, 4), as `resample` takes them. Limits are those of what the filter reads."""
-        region, sides = self._region, np.array(self.source[:2])
-        start, length = np.split(region.sides, 2, axis=1)
-        low, room = np.split((self.within or region).sides, 2, axis=1)
+        sides = np.array(self.source[:2])
+        start, length = np.split(self.boxes.sides, 2, axis=1)
+        low, room = np.split(self.within.sides, 2, axis=1)
         high = low + room
         inside = (length > 0) & (low >= 0) & (start >= low - _SLACK)
         inside &= (start + length <= high + _SLACK) & (high <= sides + _SLACK)
@@ -107,7 +98,7 @@ class Stage:
             i = int(inside.all(axis=1).argmin())
             raise IndexError(
                 f"the box of image {i} is not inside its image of {sides[0]} x {sides[1]} pixels, or not inside its "
-                f"limits; found top, left, height, width = {', '.join(f'{value:g}' for value in region.sides[i])}"
+                f"limits; found top, left, height, width = {', '.join(f'{value:g}' for value in self.boxes.sides[i])}"
             )
         scale = length / (self.size if self.canvas is None else self.canvas.sizes)
         reach = self.filter.radius * (np.maximum(scale, 1) if self.filter.antialias else 1)
@@ -116,9 +107,12 @@ class Stage:
         high = np.minimum(np.minimum(np.ceil(high - 1e-9), sides), np.ceil(start + length + reach))
         return np.stack([start, scale, low, high], axis=2)
 
-    @property
+    @cached_property
     def _is_copy(self) -> bool:
-        return self.boxes is None and self.flips is None and self.canvas is None
+        """True if the results, before `steps`, are the images: no filter changes what keeps its size."""
+        if self.canvas is not None or self.size != self.source[:2] or self.flips.any():
+            return False
+        return bool((self.boxes.sides == (0, 0, *self.size)).all())
 
     def part(self, some: slice) -> Stage:
         canvas = self.canvas
@@ -127,10 +121,9 @@ class Stage:
         cubic = self.filter.cubic
         return replace(
             self,
-            count=len(range(*some.indices(self.count))),
-            boxes=self.boxes and self.boxes[some],
-            within=self.within and self.within[some],
-            flips=None if self.flips is None else self.flips[some],
+            boxes=self.boxes[some],
+            within=self.within[some],
+            flips=self.flips[some],
             filter=self.filter if cubic is None else replace(self.filter, cubic=cubic[some]),
             canvas=canvas,
             steps=tuple(replace(step, codes=step.codes[some], values=step.values[some]) for step in self.steps),
@@ -139,7 +132,7 @@ class Stage:
     def windows(self) -> Windows:
         """Returns the pixels of each image that the stage reads."""
         if self._is_copy:
-            return Windows.whole(self.count, *self.source[:2])
+            return Windows.whole(len(self.flips), *self.size)
         firsts, ends = (self._axes[:, :, limit].T.astype(np.int64) for limit in (2, 3))
         return Windows(*firsts, *(ends - firsts))
 
@@ -165,7 +158,7 @@ class Stage:
         resample(
             planes,
             self._axes[some],
-            self._is_mirrored[some],
+            self.flips[some],
             out,
             None if cast is None else cast.affine(planes.channels),
             cubic=self.filter.is_cubic(some),
@@ -179,7 +172,7 @@ class Stage:
         shown = canvas.outside(self.size)
         for line, i in enumerate(some.tolist()):
             one, (tall, wide), (top, left) = slice(i, i + 1), canvas.sizes[i].tolist(), canvas.firsts[i].tolist()
-            mirrored = self.flips is not None and bool(self.flips[i])
+            mirrored = bool(self.flips[i])
             resample(
                 planes[line : line + 1],
                 self._axes[one],
@@ -205,9 +198,9 @@ class Stage:
     def move(self, masks: Masks) -> Masks:
         """Returns the masks of the results from the masks of the images, of a whole batch."""
         if not self._is_copy:
-            sizes = np.full((self.count, 2), self.size)
+            sizes = np.full((len(self.flips), 2), self.size)
             canvas = self.canvas or Canvas(sizes, np.zeros_like(sizes))
-            masks = masks.placed(self._region, self._is_mirrored, canvas.sizes, canvas.outside(self.size))
+            masks = masks.placed(self.boxes, self.flips, canvas.sizes, canvas.outside(self.size))
         return masks.stepped(self.steps)
 
 

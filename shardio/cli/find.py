@@ -23,6 +23,9 @@ from shardio.cli.output import next_step, say, telling_of_servers
 from shardio.errors import counted, printable, shortened
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shardio.sets.index import IndexedSet
     from shardio.sets.selection import Selection
 
@@ -57,10 +60,10 @@ def find(out: str, split: Sequence[str], selection: Selection, as_json: bool) ->
         say(selection.describe_none([key for rows in indexed.splits.values() for key in rows["key"].tolist()]))
 
 
-def _next_view(out: object, split: str, samples: Sequence[int]) -> str:
+def _next_view(out: object, split: str, samples: NDArray[np.int64]) -> str:
     """Returns a line that suggests a `shardio view` command for the first 12 of `samples`."""
     words = [] if split == "train" else ["--split", split]
-    return next_step("view", out, *words, "--indices", ",".join(map(str, samples[:_MOST_SHOWN])))
+    return next_step("view", out, *words, "--indices", ",".join(map(str, samples[:_MOST_SHOWN].tolist())))
 
 
 def _chunks(indexed: IndexedSet) -> Iterator[tuple[str, Any]]:
@@ -97,7 +100,7 @@ def _print_lines(out: str, indexed: IndexedSet) -> None:
     if indexed.manifest.sample_shape is None or is_url(indexed.place):  # `view` shows pictures in folders
         return
     split, samples = next(iter(found.items()))
-    say(_next_view(out, split, samples.tolist()))
+    say(_next_view(out, split, samples))
 
 
 def _print_json(indexed: IndexedSet) -> None:
@@ -152,4 +155,4 @@ def extract(out: Path, split: str, selection: Selection, output: Path) -> None:
         num_files = extract(shards, chosen, output, bar.reach)
     say(f"{output}: {counted(len(chosen), 'sample')} in {counted(num_files, 'file')}; {LABELS_FILE} describes each")
     if shards.has_pixels:
-        say(_next_view(out, split, chosen.tolist()))
+        say(_next_view(out, split, chosen))

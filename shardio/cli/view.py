@@ -221,7 +221,7 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     from shardio.system.files import write_output
     from shardio.system.progress import Bar
     from shardio.viewing.pictures import open_splits
-    from shardio.viewing.report import MAX_REFUSED, RefusedImage, make_report, normalize_lines
+    from shardio.viewing.report import MAX_REFUSED, make_report, normalize_lines
 
     if not output.parent.is_dir():
         raise ValueError(f"--output: the folder {output.parent} does not exist: create it first")
@@ -230,7 +230,7 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     rejects = read_rejects(out / entry.file if entry else None)
     drawn = [] if source is None else refused_pictures(source, rejects[:MAX_REFUSED])
     refused = [
-        RefusedImage(os.fsdecode(reject.key), reject.reason, reject.detail, picture)
+        (os.fsdecode(reject.key), reject.reason, reject.detail, picture)
         for reject, picture in zip_longest(rejects, drawn)
     ]
     with Bar(unit=" pictures") as bar:

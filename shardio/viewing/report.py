@@ -11,7 +11,6 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +38,8 @@ _MAX_FACTS = 300
 _HERE = Path(__file__).parent
 
 
-@dataclass(frozen=True)
-class RefusedImage:
-    """An image that a conversion refused. `picture` is its thumbnail, a data URL, or None."""
-
-    key: str
-    reason: str
-    detail: str
-    picture: str | None
+RefusedImage = tuple[str, str, str, str | None]
+"""(key, reason, detail, thumbnail as a data URL or None) of an image that a conversion refused."""
 
 
 def make_report(
@@ -91,7 +84,7 @@ def make_report(
             max_of_group=_MAX_OF_GROUP,
             refused=refused,
             max_refused=MAX_REFUSED,
-            reasons=Counter(image.reason for image in refused).most_common(20),
+            reasons=Counter(reason for _, reason, *_ in refused).most_common(20),
             source_given=source_given,
             changes=list(_changes(first.manifest.provenance)),
             provenance=list(flattened(first.manifest.provenance)),

@@ -89,9 +89,7 @@ def make_by_parts(self: Stage, planes: Planes, some: Any, out: NDArray[np.uint8]
     pixels = np.empty((len(some), *self.source), np.uint8)
     planes.copy_images(pixels)
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-    flips = np.zeros(len(some), bool) if self.flips is None else self.flips[some]
-    boxes = self.boxes or Boxes.whole(self.count, *self.source[:2])
-    boxes = Boxes(*(side[some] for side in vars(boxes).values()))
+    flips, boxes = self.flips[some], self.boxes[some]
     if self.canvas is None:
         out[:] = as_mask(by_parts(images, boxes, flips, self.size)).numpy()
     for line, number in enumerate(some.tolist() if self.canvas is not None else []):

@@ -28,7 +28,7 @@ def resample(
     cast: Cast = UNCAST,
 ) -> torch.Tensor:
     source = (images.shape[2], images.shape[3], images.shape[1])
-    return computed(images, (Stage(len(flips), source, size, boxes, None, flips, how),), cast, len(flips))
+    return computed(images, (Stage(source, size, boxes, boxes, flips, how),), cast, len(flips))
 
 
 def resample_by_torch(
