@@ -263,7 +263,7 @@ def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
 
 def _finish(task: ShardTask, file: RowsFile) -> ShardEntry:
     """Completes a file and returns its manifest entry. Publishes it, in a repair only with the `wanted` sha256."""
-    entry = ShardEntry(*file.seal(), file.row)
+    entry = file.seal()
     if task.wanted is None or task.wanted.get(entry.file) == entry.sha256:
         file.commit()
     return entry

@@ -117,7 +117,7 @@ class ArrayWriter:
         file, self._file = self._file, None
         if file is not None:
             with file:
-                self._shards.append(ShardEntry(*file.seal(), self.row))
+                self._shards.append(file.seal())
                 file.commit()
 
     def finish(self) -> ArrayEntry:
@@ -166,8 +166,8 @@ class RowsFile(AtomicFile):
             write_all(self.descriptor, rows.data)
         self.num_rows += len(rows)
 
-    def seal(self) -> tuple[str, int, str, int]:
-        """Completes the content. Returns the file's name, size, sha256 and number of rows. Only `commit` may follow."""
+    def seal(self) -> ShardEntry:
+        """Completes the content, and returns the file's entry for the manifest. Only `commit` may follow."""
         nbytes, sha256 = self.row.file_nbytes(self.num_rows), self.sha256.hexdigest()
         if self.num_rows != self.expected:
             with naming(self.path):
@@ -175,4 +175,4 @@ class RowsFile(AtomicFile):
                 write_all(self.descriptor, self.row.file_header(self.num_rows))
                 os.ftruncate(self.descriptor, nbytes)  # space may be reserved for more
                 sha256 = pour(lambda offset, buffer: os.preadv(self.descriptor, [buffer], offset), nbytes)
-        return self.path.name, nbytes, sha256, self.num_rows
+        return ShardEntry(self.path.name, nbytes, sha256, self.num_rows, self.row)

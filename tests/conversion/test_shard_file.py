@@ -529,7 +529,7 @@ def test_the_longest_keys_the_largest_numbers_and_any_bytes_are_taken(tmp_path: 
         *(({"key": key}, ValueError, "key must not end in a NUL byte") for key in (b"a\0", "a\0", b"\0")),
         *(({"key": b"x" * n}, ValueError, f"key .*found {n}") for n in (65_533, 65_537, 1_000_000)),
         *(({"source_size": (5, n)}, ValueError, f"source_size .*{n}") for n in (-1, 1 << 32)),
-        *(({"source_size": (n, 5)}, ValueError, f"source_size .*{n}") for n in (-1, 1 << 32)),
+        *(({"source_size": (n, 5)}, ValueError, f"source_size .*{n}") for n in (-1, 1 << 32, 7.5)),
         *(({"split": split}, ValueError, "split must match") for split in ("", "../x", "a/b", ".hidden", "x" * 201)),
     ],
 )

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -177,10 +178,9 @@ class ShardWriter:
             raise ValueError(f"key must not end in a NUL byte, which NumPy's S type drops; found {key[-80:]!r}")
         source_size = (self.sample_shape or (0, 0))[:2] if source_size is None else source_size
         least = 1 if self.squashed else 0
-        if len(source_size) != 2 or not all(least <= side < 1 << 32 for side in source_size):
-            raise ValueError(
-                f"source_size must be (height, width), each from {least} to 2**32 - 1, found {source_size!r}"
-            )
+        if len(source_size) != 2 or not all(isinstance(n, Integral) and least <= n < 1 << 32 for n in source_size):
+            expected = f"(height, width), each an integer from {least} to 2**32 - 1"
+            raise ValueError(f"source_size must be {expected}, found {source_size!r}")
         if arrays.keys() != {spec.name for spec in self.arrays}:
             expected = ", ".join(spec.name for spec in self.arrays) or "none"
             found = ", ".join(arrays) or "none"

@@ -169,11 +169,11 @@ class ShardFileWriter(RowsFile):
 
     def finish(self) -> ShardEntry:
         """Completes and publishes the shard, and returns its manifest entry. Raises ValueError if it has no sample."""
-        entry = ShardEntry(*self.seal(), self.row)
+        entry = self.seal()
         self.commit()
         return entry
 
-    def seal(self) -> tuple[str, int, str, int]:
+    def seal(self) -> ShardEntry:
         """Writes the last samples, as `RowsFile.seal` does. Raises ValueError if the shard has no sample."""
         self._flush()
         if not self.num_rows:
