@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 # Lines that are written at a time: a million of single ones would take most of the time.
 _CHUNK = 10_000
-_WIDEST_CLASS = 24
-_MOST_SHOWN = 12
 
 
 @click.command(short_help="Find samples by class, key and numbers.")
@@ -63,7 +61,7 @@ def find(out: str, split: Sequence[str], selection: Selection, as_json: bool) ->
 def _next_view(out: object, split: str, samples: NDArray[np.int64]) -> str:
     """Returns a line that suggests a `shardio view` command for the first 12 of `samples`."""
     words = [] if split == "train" else ["--split", split]
-    return next_step("view", out, *words, "--indices", ",".join(map(str, samples[:_MOST_SHOWN].tolist())))
+    return next_step("view", out, *words, "--indices", ",".join(map(str, samples[:12].tolist())))
 
 
 def _chunks(indexed: IndexedSet) -> Iterator[tuple[str, Any]]:
@@ -83,7 +81,7 @@ def _print_lines(out: str, indexed: IndexedSet) -> None:
     from shardio.reading.sample import class_text
     from shardio.sets.names import is_url
 
-    names = [shortened(name, _WIDEST_CLASS) for name in indexed.manifest.class_names or indexed.manifest.classes]
+    names = [shortened(name, 24) for name in indexed.manifest.class_names or indexed.manifest.classes]
     found = {split: samples for split, samples in indexed.found.items() if len(samples)}
     width = len(str(max(int(samples[-1]) for samples in found.values())))
     widest = max(len(class_text(label, names)) for _, records in _chunks(indexed) for _, label, _ in records)

@@ -147,7 +147,7 @@ mix_option = click.option(
 )
 
 
-def workers_option(help: str, default: int | None = None) -> Callable[[Command], Command]:
+def workers_option(help: str, default: int) -> Callable[[Command], Command]:
     return click.option("--workers", type=click.IntRange(1), default=default, help=help)
 
 

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from shardio.measure.bench import BenchResult
     from shardio.order.orders import Shuffle
 
-# How deep in a checkpoint a loader's state is looked for.
-_MOST_DEPTH = 10
-
 
 @click.command(
     cls=CommonFirst,
@@ -296,7 +293,8 @@ def _load_checkpoint(path: Path) -> Any:
 
 
 def _states_in(value: object, depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    if depth == _MOST_DEPTH or not isinstance(value, (Mapping, list, tuple)):
+    """Yields the states of loaders in a checkpoint, at most ten levels deep."""
+    if depth == 10 or not isinstance(value, (Mapping, list, tuple)):
         return
     if isinstance(value, Mapping) and {"order_version", "epoch", "consumed"} <= value.keys():
         yield value

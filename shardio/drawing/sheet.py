@@ -18,18 +18,13 @@ from shardio.errors import printable
 THUMBNAIL_SIDE = 96
 """Maximum length of the longer side of a thumbnail, in pixels. Smaller pictures keep their size."""
 
-_THUMBNAIL_QUALITY = 60
 # Between black and white, so that the sheet can be seen on light and dark pages.
 _GROUND = (40, 44, 52)
 _INK = (225, 228, 232)
 _GAP = 6
 _LINE = 14
-_FONT_SIZE = 11
-_MAX_COLUMNS = 8
 # The longer side of a picture on the sheet, by default.
 _MIN_SIDE, _MAX_SIDE = 96, 224
-# A picture of fewer cells would only be spots of color.
-_MIN_CELLS = 20
 _MAX_LINES = 4
 
 
@@ -51,7 +46,7 @@ def sheet(
         raise ValueError("expected at least one picture, found none")
     texts = [caption.split("\n") for caption in captions]
     images = [_shown(picture, side) for picture in pictures]
-    per_row = min(len(images), columns or _MAX_COLUMNS)
+    per_row = min(len(images), columns or 8)
     width = max(image.width for image in images)
     height = max(image.height for image in images)
     lines = max(map(len, texts))
@@ -59,7 +54,7 @@ def sheet(
     rows = -(-len(images) // per_row)
     drawn = Image.new("RGB", (per_row * step[0] + _GAP, rows * step[1] + _GAP), _GROUND)
     draw = ImageDraw.Draw(drawn)
-    font: Any = ImageFont.load_default(_FONT_SIZE)
+    font: Any = ImageFont.load_default(11)
     for number, (image, text) in enumerate(zip(images, texts, strict=True)):
         left, top = _GAP + number % per_row * step[0], _GAP + number // per_row * step[1]
         drawn.paste(image, (left + (width - image.width) // 2, top + (height - image.height) // 2))
@@ -84,7 +79,7 @@ def thumbnail(picture: NDArray[np.uint8]) -> str:
     # WebP takes three quarters of the bytes of a JPEG, but not every build of Pillow has it.
     kind = "webp" if features.check("webp") else "jpeg"
     buffer = io.BytesIO()
-    image.save(buffer, kind, quality=_THUMBNAIL_QUALITY)
+    image.save(buffer, kind, quality=60)
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
@@ -117,10 +112,11 @@ def in_blocks(
 ) -> Iterator[str]:
     """Yields lines of text that show pictures in rows, with their captions below.
 
-    `width` is the width of the terminal, in cells. Each picture is at least 20 cells wide, or as wide as the terminal.
+    `width` is the width of the terminal, in cells. Each picture is at least 20 cells wide, or as wide as the terminal:
+    narrower pictures would only be spots of color.
     A row has whole groups of `group` pictures; a group that is longer than a row is divided into rows of equal length.
     """
-    most = max(1, min((width + 1) // (_MIN_CELLS + 1), -(-len(pictures) // group) * group))
+    most = max(1, min((width + 1) // (20 + 1), -(-len(pictures) // group) * group))
     per_row = max(count for count in range(1, most + 1) if count % group == 0 or group % count == 0)
     cells = max(1, (width + 1) // per_row - 1)
     for begin in range(0, len(pictures), per_row):

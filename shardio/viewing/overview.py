@@ -27,8 +27,6 @@ from shardio.viewing.repeats import Repeats, find_repeats, hash_picture
 OnProgress = Callable[[int, int], None]
 """Called with the number of pictures read so far, and the number of pictures to read."""
 
-_MAX_BINS = 40
-
 
 @dataclass(frozen=True)
 class Histogram:
@@ -63,7 +61,7 @@ def bins_of_shares(low: float, high: float) -> tuple[NDArray[Any], Sequence[int]
 def bins_of_counts(low: float, high: float) -> tuple[NDArray[Any], Sequence[int]]:
     """Returns at most about 40 bins of equal whole width, for integers: see `Scale`."""
     steps = (nice * 10**power for power in count() for nice in (1, 2, 5))
-    step = next(step for step in steps if step * _MAX_BINS > high - low)
+    step = next(step for step in steps if step * 40 > high - low)
     first, last = int(low // step), int(high // step) + 1
     every = 1 if last - first < 8 else 5 if last - first <= 20 else 10
     return np.arange(first, last + 1) * step, [n - first for n in range(first, last + 1) if n % every == 0]
