@@ -311,6 +311,12 @@ def test_a_split_that_cannot_name_files_is_refused_with_its_row(tmp_path: Path, 
         scan(Table(src, split_column="part"), labels="none")
 
 
+def test_two_words_for_one_split_in_a_column_are_refused(tmp_path: Path) -> None:
+    src = put_parquet(tmp_path / "a.parquet", pa.table({"image": [b"x"] * 3, "part": ["val", "VAL", "dev"]}))
+    with pytest.raises(SourceError, match="expected one name for the split 'val', found 'val' and 'dev'"):
+        scan(Table(src, split_column="part"), labels="none")
+
+
 def test_rows_of_a_group_are_on_one_side_of_val(tmp_path: Path) -> None:
     columns = {"image": [b"x"] * 40, "label": [0] * 40, "patient": [i // 4 for i in range(40)]}
     src = put_parquet(tmp_path / "a.parquet", pa.table(columns))

@@ -246,19 +246,21 @@ class _File:
     def images(
         self, name: bytes, classes: Sequence[str], numbers: Counter[str], taken: set[bytes]
     ) -> Iterator[tuple[str, Found]]:
-        """Yields the split and the image of each row that has a label, or of all rows if no column has labels.
+        """Yields SRC's word for the split, and the image, of each row that has a label, or of all rows without labels.
 
         `where` of an image is its group. `name` is the file's path in SRC. `numbers` (of rows, by split) and `taken`
         (keys) are about the files before, and are updated. Raises SourceError for invalid rows.
         """
         columns, faults, most = self.columns, self.columns.faults, (len(classes) or MAX_CLASSES) - 1
         for row, (label, word, group, path) in enumerate(self._cells()):
-            split = self.split
-            if column := columns.of_splits:
-                word = present(word, MISSING)
-                split = split or DEFAULT_SPLIT if word is None else split_name(split_of_flag(column, word))
-                if not is_split_name(split):
-                    faults.add(row, A_SPLIT, word)
+            if not columns.of_splits:
+                word = self.split
+            elif (word := present(word, MISSING)) is None:
+                word = self.split or DEFAULT_SPLIT
+            elif not is_split_name(split_name(word := split_of_flag(columns.of_splits, word))):
+                faults.add(row, A_SPLIT, word)
+            split = split_name(word)
+            word = split if split == self.split else word.lower() if known_split(word) else word
             number, numbers[split] = numbers[split], numbers[split] + 1
             if isinstance(label, str):
                 label = present(label, MISSING)
@@ -282,7 +284,7 @@ class _File:
             if len(key) > MAX_KEY_NBYTES:
                 faults.add(row, f"a key of at most {MAX_KEY_NBYTES:,} bytes", f"{os.fsdecode(key)[:80]}...")
             taken.add(key)
-            yield split, Found(key, label and sys.intern(label), Item(name, row), where)
+            yield word, Found(key, label and sys.intern(label), Item(name, row), where)
         faults.check()
 
     def _cells(self) -> Iterator[tuple[Any, Any, Any, bytes | None]]:
