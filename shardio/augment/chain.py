@@ -152,11 +152,11 @@ class Transform(Configuration, ABC):
     def _inner(self) -> list[Transform]:
         return [part for part in getattr(self, "transforms", ()) if isinstance(part, Transform)]
 
-    def with_inner(self) -> Iterator[Transform]:
-        """Yields the transform and all transforms inside of it."""
+    def with_inner(self, view: int | None = None) -> Iterator[Transform]:
+        """Yields the transform and all transforms inside of it; with `view`, only those that make this view."""
         yield self
         for part in self._inner:
-            yield from part.with_inner()
+            yield from part.with_inner(view)
 
     @property
     def mixes(self) -> bool:
@@ -385,6 +385,13 @@ class Views(Container):
     @property
     def num_views(self) -> int:
         return sum(part.num_views for part in self.transforms)
+
+    def with_inner(self, view: int | None = None) -> Iterator[Transform]:
+        yield self
+        for part in self.transforms:
+            if view is None or 0 <= view < part.num_views:
+                yield from part.with_inner(view)
+            view = None if view is None else view - part.num_views
 
     def branches(self, batch: Batch, purpose: str) -> list[Batch]:
         # A crop alone stays recorded: each view may resize the stored image.

@@ -82,11 +82,11 @@ def telling_of_servers(paths: Sequence[str]) -> Iterator[None]:
         timer.cancel()
 
 
-def levels_of(images: torch.Tensor, transform: object = None) -> NDArray[np.uint8]:
+def levels_of(images: torch.Tensor, transform: object = None, view: int = 0) -> NDArray[np.uint8]:
     """Returns a batch of images (B, C, H, W) as uint8 pictures (B, H, W, C).
 
-    uint8 images keep their levels. Other dtypes first undo the Normalize of `transform`, if there is one, or a ToDtype
-    to levels up to 255; then levels are from 0 for black to 1 for white.
+    uint8 images keep their levels. Other dtypes first undo the Normalize of this `view` of `transform`, if there is
+    one, or a ToDtype to levels up to 255; then levels are from 0 for black to 1 for white.
     """
     import torch
 
@@ -94,7 +94,7 @@ def levels_of(images: torch.Tensor, transform: object = None) -> NDArray[np.uint
 
     if images.dtype != torch.uint8:
         images = images.float()
-        parts = [*transform.with_inner()] if isinstance(transform, Transform) else []
+        parts = [*transform.with_inner(view)] if isinstance(transform, Transform) else []
         cast = next((part for part in parts if isinstance(part, ToDtype | PerSample)), None)
         if (normalize := next((part for part in parts if isinstance(part, Normalize)), None)) is not None:
             mean, std = (torch.tensor(numbers)[:, None, None] for numbers in normalize.statistics)

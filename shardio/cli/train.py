@@ -254,7 +254,8 @@ def replay(
         if output is not None:
             if not views:
                 raise ValueError(f"{out}: --output needs images, but the set has only arrays: use --save")
-            pictures = [picture for view in views for picture in levels_of(view, loader.transform)]
+            levels = (levels_of(images, loader.transform, view) for view, images in enumerate(views))
+            pictures = [picture for of_view in levels for picture in of_view]
             show_sheet(pictures, captions_of(loader.shards, indices) * len(views), output, side=side)
         _tell(loader, found, indices, as_json)
 

@@ -158,7 +158,7 @@ def _augmented(
         made = made[0] if has_labels else made
         for view, images in enumerate(made if isinstance(made, tuple) else (made,)):
             name = f"epoch {epoch}" + (f", view {view}" if isinstance(made, tuple) else "")
-            yield [*levels_of(images, transform)], [name] * len(chosen)
+            yield [*levels_of(images, transform, view)], [name] * len(chosen)
 
 
 def _sources(shards: ShardSet, chosen: NDArray[np.int64], src: Path) -> Column:

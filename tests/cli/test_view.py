@@ -198,6 +198,14 @@ def test_what_the_model_saw_is_shown_in_gray_levels(transform: Transform | None)
     np.testing.assert_array_equal(levels_of(seen, transform), images.permute(0, 2, 3, 1).numpy())  # type: ignore[arg-type]
 
 
+def test_each_view_is_shown_in_gray_levels_by_its_own_normalization() -> None:
+    images = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8)
+    casts = [Normalize("imagenet"), Normalize(0.5, 0.25), Compose([])]
+    transform = Compose([Views([casts[0], Views(casts[1:])])])
+    for number, seen in enumerate(transform(images)):
+        np.testing.assert_array_equal(levels_of(seen, transform, number), images.permute(0, 2, 3, 1).numpy())
+
+
 def test_samples_of_any_split_are_shown_next_to_their_sources(
     image_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
