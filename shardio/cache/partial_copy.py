@@ -13,7 +13,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -110,27 +110,34 @@ class PartialCopy:
     `finish`. Other processes of the same user open the files by `find`, and may call `add`.
     """
 
-    def __init__(self, folder: Path | FolderHandle, blocks: Mapping[FileEntry, FileBlocks], states: OpenFile) -> None:
-        self.blocks = blocks
+    def __init__(self, folder: Path | FolderHandle, manifest: Manifest, *, create: bool) -> None:
+        """Opens the file of states. With `create`, makes it if needed; otherwise raises OSError if there is none, and
+        CacheError if it is another user's or is being made."""
+        self.blocks = blocks_of(manifest)
         self._folder = folder
-        mapping = RowMapping([sum(each.count for each in blocks.values())], 1)
-        mapping.map_file(0, states)
+        self._states_path = folder / (_STATES_PREFIX + boot_id())
+        count = sum(each.count for each in self.blocks.values())
+        nbytes = HEADER_NBYTES + count
+        with naming(self._states_path):
+            file = open_in_cache(self._states_path, os.O_RDWR | (os.O_CREAT if create else 0))
+            status = os.fstat(file.fileno())
+            if not create and (status.st_size, status.st_uid) != (nbytes, os.geteuid()):
+                raise CacheError(f"{self._states_path}: expected {nbytes:,} bytes and this user as the owner")
+            if status.st_size != nbytes:
+                os.ftruncate(file.fileno(), 0)
+                write_all(file.fileno(), bytes(nbytes))  # so a full disk is an error here
+            mapping = RowMapping([count], 1)
+            mapping.map_file(0, file)
         self.states: NDArray[np.uint8] = mapping.rows[:, 0]
 
     @classmethod
     def begin(cls, folder: FolderHandle, manifest: Manifest, missing: Collection[FileEntry]) -> PartialCopy:
         """Returns the copy, with an unfinished file for each entry in `missing`. Keeps blocks that are there."""
-        blocks, path = blocks_of(manifest), _states_path(folder)
-        _remove(folder, lambda name: name.startswith(_STATES_PREFIX) and name != path.name)
-        with naming(path):
-            states = open_in_cache(path, os.O_RDWR | os.O_CREAT)
-            if os.fstat(states.fileno()).st_size != _states_nbytes(blocks):
-                os.ftruncate(states.fileno(), 0)
-                write_all(states.fileno(), bytes(_states_nbytes(blocks)))  # so a full disk is an error here
-            copy = cls(folder, blocks, states)
+        copy = cls(folder, manifest, create=True)
+        _remove(folder, lambda name: name.startswith(_STATES_PREFIX) and name != copy._states_path.name)
         # What a killed process was fetching is missing.
         copy._set_states(0, np.where(copy.states == THERE, THERE, MISSING).astype(np.uint8).tobytes())
-        for entry in blocks:
+        for entry in copy.blocks:
             if entry in missing:
                 copy.make(entry)
             else:
@@ -140,12 +147,8 @@ class PartialCopy:
     @classmethod
     def find(cls, folder: Path, manifest: Manifest) -> PartialCopy | None:
         """Returns the unfinished files of the copy in `folder`; None if it has none, or they are another user's."""
-        blocks = blocks_of(manifest)
         with contextlib.suppress(OSError, CacheError):
-            states = open_in_cache(_states_path(folder), os.O_RDWR)
-            status = os.fstat(states.fileno())
-            if status.st_size == _states_nbytes(blocks) and status.st_uid == os.geteuid():
-                return cls(folder, blocks, states)
+            return cls(folder, manifest, create=False)
         return None
 
     def path_of(self, entry: FileEntry) -> Path | FileAt:
@@ -190,7 +193,7 @@ class PartialCopy:
             time.sleep(_POLL_SECONDS)
 
     def _set_states(self, number: int, values: bytes) -> None:
-        path = _states_path(self._folder)
+        path = self._states_path
         # It is removed when the copy is complete.
         with contextlib.suppress(FileNotFoundError), open_in_cache(path, os.O_RDWR) as file, naming(path):
             os.pwrite(file.fileno(), values, HEADER_NBYTES + number)
@@ -285,14 +288,6 @@ class PartialCopy:
 def remove_parts(folder: FolderHandle) -> None:
     """Removes the unfinished files and the states of blocks. Processes that have them open can still use them."""
     _remove(folder, lambda name: name.startswith(_STATES_PREFIX) or (name[:1] == "." and name.endswith(_PART_SUFFIX)))
-
-
-def _states_nbytes(blocks: Mapping[FileEntry, FileBlocks]) -> int:
-    return HEADER_NBYTES + sum(each.count for each in blocks.values())
-
-
-def _states_path(folder: Path | FolderHandle) -> Path | FileAt:
-    return folder / (_STATES_PREFIX + boot_id())
 
 
 def part_of(folder: Path | FolderHandle, entry: FileEntry) -> Path | FileAt:
