@@ -34,7 +34,7 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.index import read_rows
 from shardio.sets.names import hinting_at_order, local_folder
-from shardio.sets.rows import crc32s_of, index_content
+from shardio.sets.rows import crc32s_of
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import fsync_folder, remove_folder, sweep_temporaries, write_atomic
@@ -245,7 +245,7 @@ class _Repair:
         files = {entry.file for array in split.arrays.values() for entry in array.files}
         if split.index.file in self.damaged:
             rows = np.concatenate([record.rows for record in records])
-            self._replace(split.index, index_content(rows))
+            self._replace(split.index, (split.index.header(), rows.tobytes()))
         elif not self.damaged.isdisjoint(files):
             rows = read_rows(FolderStorage(self.plan.out), split.index)
         else:

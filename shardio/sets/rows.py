@@ -34,14 +34,10 @@ from shardio.system.opening import FileAt, FolderHandle, naming
 from shardio.system.pour import pour
 
 
-def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
-    """Returns the header and the body of an index file with these `rows`. The body is a view if they are contiguous."""
-    return index_header(len(rows), rows.dtype), np.ascontiguousarray(rows).view(np.uint8).data
-
-
 def write_index(folder: Path | FolderHandle, split: str, rows: NDArray[np.void]) -> IndexEntry:
     """Writes the index of a split, one row per sample. Returns the file's entry for the manifest."""
-    written = _write(folder / index_name(split), *index_content(rows))
+    body = np.ascontiguousarray(rows).view(np.uint8).data
+    written = _write(folder / index_name(split), index_header(len(rows), rows.dtype), body)
     return IndexEntry(*written, rows.dtype["key"].itemsize, has_label(rows.dtype))
 
 
