@@ -23,7 +23,7 @@ Tail = Literal["drop", "pad", "short"]
 
 # Positions permuted at once: the cost of a numpy call is spread over so many, and the arrays stay in the L2 cache.
 _CHUNK = 1 << 15
-# At first so many, as the first batch waits for them; then twice as many each time.
+# Positions permuted at first, as the first batch waits for them; then twice as many each time, up to _CHUNK.
 _FIRST_CHUNK = 1 << 11
 
 

@@ -121,7 +121,7 @@ class ArrayFile:
                 raise ValueError(
                     f"the file is shorter than the {header.nbytes:,} bytes of an array of shape {self.shape}"
                 )
-            # A row of an array that is stored by columns is nowhere in one piece.
+            # An array that is stored by columns (Fortran order) is read whole, as its rows are not contiguous.
             in_memory = by_columns or not self.shape
             self._whole: NDArray[Any] | None = np.load(file, allow_pickle=False) if in_memory else None
 

@@ -58,11 +58,10 @@ def describe_making(manifest: Manifest) -> str:
     parts = []
     provenance = manifest.provenance
     if isinstance(change := provenance.get("change"), dict):
-        arguments = change.get("arguments")
-        told = [_short(arguments)] if isinstance(arguments, dict) and arguments else []
-        parents = change.get("parents")
-        of = [f"of {', '.join(str(one)[:12] for one in parents)}"] if isinstance(parents, list) else []
-        parts.append(" ".join([f"`shardio {change.get('operation')}`", *of, ", ".join(told)]).strip())
+        arguments, parents = change.get("arguments"), change.get("parents")
+        how = _short(arguments) if isinstance(arguments, dict) else ""
+        of = f"of {', '.join(str(one)[:12] for one in parents)}" if isinstance(parents, list) else ""
+        parts.append(" ".join(filter(None, (f"`shardio {change.get('operation')}`", of, how))))
     for one in conversions_of(manifest)[:1]:
         conversion = one["conversion"]
         told = [_short(conversion[name]) for name in ("fit", "resample", "quality", "order") if name in conversion]

@@ -18,7 +18,7 @@ from shardio.order.permutation import Permutation
 NUM_SAMPLES = 2048
 """The most samples to measure: photographs vary by about 0.15, so their mean is within 0.01 of the mean of all."""
 
-# Neighboring lines are alike: these tell as much of a picture as all of them do, in an eighth of the time.
+# Neighboring lines are alike: so many measure a picture as well as all of its lines do, in an eighth of the time.
 _NUM_LINES = 32
 
 LEVELS = "pixels"

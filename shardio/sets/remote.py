@@ -69,8 +69,8 @@ _ACCESS_HINT = (
 
 T = TypeVar("T")
 
-# fsspec's filesystems by process, scheme, and host or bucket. Their connections belong to a thread, which no fork takes
-# along; a parent's filesystems are kept, as only that thread could close them.
+# fsspec's filesystems by process, scheme, and host or bucket. A forked process makes its own, as the thread that serves
+# the connections stays in the parent. It keeps the parent's: only that thread could close them.
 _filesystems: dict[tuple[int, str, str], Any] = {}
 
 

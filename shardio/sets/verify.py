@@ -164,14 +164,14 @@ class _Verifier:
             every += of_split
             num_classes = len(self.manifest.classes) if split.index.has_label else 0
             checks.append(partial(self.check_numbers, split.index, num_classes or None, "a label"))
-            for number, order in enumerate(split.orders):  # its numbers are stored rows of what uses it
+            for number, order in enumerate(split.orders):  # it must fit the fewest rows of those that use it
                 stored = {
                     each.name or "pixels": each.stored.num_rows for each in of_split if each.stored.order == number
                 }
                 what, fewest = min(stored.items(), key=lambda item: item[1])
                 checks.append(partial(self.check_numbers, order, fewest, f"a stored row of the {what}"))
             checks += [partial(self.check_file, array.crc32) for array in split.arrays.values()]
-        every.sort(key=lambda values: bool(values.name))  # pixels first: arrays do not change what a seed draws of them
+        every.sort(key=lambda values: bool(values.name))  # pixels first, so that their draws do not depend on arrays
         total, numbers = self.manifest.nbytes, count()
         for values in every:
             sums: _Sums | None = None  # if the checksums cannot be trusted, which another check reports
