@@ -82,8 +82,8 @@ class FileReader(Reader):
         self._layout = layout
         self._alignment = alignment or 1
         self._drop_behind = drop_behind and alignment is None and hasattr(os, "posix_fadvise")
-        # What O_DIRECT reads goes into the caller's memory, until that turns out not to work.
-        self._lands = True
+        # Whether aligned rows are read into the caller's memory itself: until O_DIRECT refuses such memory.
+        self._in_place = True
         self._thread = threading.local()
         files = {entry.file: entry for entry in layout.content.files}
         # The set's folder, until `close`. Without a free descriptor, files are opened by their paths, and compared.
@@ -160,7 +160,7 @@ class FileReader(Reader):
         """Reads the rows `stored` of the table, distinct and ascending, into rows[chosen]."""
         files, offsets = table.locate(stored)
         nbytes = table.row_nbytes
-        detour = bool(nbytes % self._alignment or rows.ctypes.data % self._alignment) or not self._lands
+        detour = bool(nbytes % self._alignment or rows.ctypes.data % self._alignment) or not self._in_place
         most = min((_DETOUR_NBYTES if detour else _REQUEST_NBYTES) // nbytes, _MOST_BUFFERS)
         # Rows of one request touch, or share a sector.
         spans = _requests(files, offsets, nbytes, self._alignment if detour else 1, max(1, most))
@@ -176,7 +176,7 @@ class FileReader(Reader):
                 except OSError as error:
                     if error.errno != errno.EFAULT or self._alignment == 1:
                         raise
-                    self._lands = False  # no disk may write to memory of this kind: some drivers' pinned memory
+                    self._in_place = False  # no disk may write to memory of this kind: some drivers' pinned memory
             self._read_detour(table, entry, run, places)
 
     def _read_apart(

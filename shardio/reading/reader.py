@@ -120,7 +120,7 @@ class Reader:
         """Reads the samples `indices` of this reader's set into the positions `numbers` of `memory`. `numbers` must be
         ascending, and the samples must exist. `request` says what to read of each sample."""
         first, stop = int(numbers[0]), int(numbers[-1]) + 1
-        # Of adjacent samples, one after the other; or each to its line.
+        # Adjacent samples fill a slice of an array; of others, each fills its line of the whole array.
         some, lines = (slice(first, stop), None) if stop - first == len(numbers) else (slice(None), numbers)
         if request.windows is not None or (request.images and self._halved is not None):
             self.make_pixels(request, memory.views, numbers, indices)
