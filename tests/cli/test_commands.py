@@ -110,7 +110,7 @@ def test_convert_says_what_it_took_its_sources_for(image_tree: Path, tmp_path: P
 def test_the_faults_of_a_list_are_lines_of_one_error(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.jpg").touch()
-    (tmp_path / "list.txt").write_text("a.jpg 0\nb.jpg\nc.jpg x\n")
+    (tmp_path / "list.txt").write_text("a.jpg 0\nb.jpg\nc.jpg\n")
     result = shardio("convert", tmp_path / "list.txt", tmp_path / "out")
     assert_one_clear_error(result, 1, "2 lines are wrong", "\n  line 2: expected", "\n  line 3: expected")
 
@@ -199,9 +199,7 @@ def test_verify_of_a_pinned_set_takes_the_digest_that_info_prints(converted: Pat
     digest = json.loads(shardio("info", converted, "--json").stdout)["digest"]
     assert f"  digest  {digest}\n" in shardio("info", converted).stdout
     assert shardio("verify", converted, "--digest", digest[:12], "--quick").returncode == 0
-    result = shardio("verify", converted, "--digest", "0" * 64)
-    assert result.returncode == 1
-    assert f"digest: expected {'0' * 64}, found {digest}" in result.stdout
+    assert_one_clear_error(shardio("verify", converted, "--digest", "0" * 64), 1, "0" * 64, digest, "pinned set")
     assert_one_clear_error(shardio("verify", converted, "--digest", digest[:11]), 2, "the first 12 or more")
 
 

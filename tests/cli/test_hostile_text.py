@@ -216,7 +216,7 @@ def test_what_is_said_of_damaged_samples_and_failed_copies_is_text(evil_set: Pat
             list(loader)
         with closing(CachedSplit(evil_set, tmp_path / "cache", "train")) as split:
             split.open()
-            for thread in split._fill.threads:
+            for thread in split._staged.threads:
                 thread.wait()
     texts = [str(warning.message) for warning in caught]
     assert any("without a copy" in text for text in texts)
