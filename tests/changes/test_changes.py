@@ -267,6 +267,17 @@ def test_a_file_that_is_damaged_or_that_opening_would_refuse_makes_no_set(
     assert left_beside(new.parent) == []
 
 
+def test_damaged_checksums_of_an_array_make_no_set_even_if_all_files_are_links(
+    make_set: Callable[..., Path], new: Path
+) -> None:
+    out = make_set(25)
+    change_split(out, some_arrays(25, 6, 5))
+    flip(out / "train-clip-crc32.npy")
+    with pytest.raises(FormatError, match=r"train-clip-crc32\.npy: sha256"):
+        change(out, new, labels={key(1): "c0"})
+    assert not new.exists()
+
+
 def test_the_set_that_is_damaged_is_named_and_no_other(out: Path, new: Path, make_set: Callable[..., Path]) -> None:
     damaged = make_set(12)
     flip(damaged / "train-00001.npy")
