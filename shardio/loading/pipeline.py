@@ -137,7 +137,8 @@ class Pipeline(Finalized):
             steps.callback(self._source.stop)
         self._is_over = True
 
-    finalize = close
+    def finalize(self) -> None:
+        self.close()
 
     def _close_threads(self) -> None:
         place, opens_files = str(self._shards.path), "mmap" not in self.reader.name
