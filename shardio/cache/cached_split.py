@@ -78,7 +78,7 @@ class _StagedSplit:
         self, order: Sequence[ShardEntry] = (), *, verify: bool = False, meeting: Meeting | None = None
     ) -> DaemonThread:
         """Starts a thread that completes the copy, and returns the thread."""
-        self.filler = CopyFiller(
+        self.filler = filler = CopyFiller(
             self.storage,
             self.manifest,
             self.lease,
@@ -89,7 +89,7 @@ class _StagedSplit:
             meeting=meeting,
             on_message=_warn,
         )
-        thread = DaemonThread(partial(self._run, self.filler), "shardio-stage")
+        thread = DaemonThread(partial(self._run, filler), "shardio-stage")
         self.threads.append(thread)
         thread.begin()
         return thread
@@ -272,7 +272,11 @@ class CachedSplit(Finalized, SplitSource):
         close_at_exit(self)
         try:
             lease, manifest = take_lease(storage, Cache(cache), digest)
-            self._staged = _StagedSplit(self, storage, manifest, split, lease)
+        except BaseException:
+            storage.close()
+            raise
+        self._staged = _StagedSplit(self, storage, manifest, split, lease)
+        try:
             check_split(storage.name, manifest, split)
             self._meeting, self._split = meeting, manifest.splits[split]
             self.num_samples, self.digest = self._split.num_samples, manifest.digest

@@ -125,8 +125,7 @@ class Cache:
         left = {copy.digest: list(_statuses(copy.path)) for copy in copies}
         removed, kept = [], [copy for copy in copies if not copy.readable]
         for copy in (copy for copy in copies if copy.readable):
-            nbytes = _sizes(left.values())[0]
-            if (keep is not None and nbytes <= keep) or (free is not None and free <= self.free_nbytes()):
+            if free <= self.free_nbytes() if free is not None else _sizes(left.values())[0] <= (keep or 0):
                 break
             try:
                 if self._remove(CopyPaths(self.folder, copy.digest)):

@@ -308,8 +308,9 @@ def _difference(rank: int, found: Mapping[str, str], expected: Mapping[str, str]
     """Returns in words the first entry of `found`, of this rank, that differs from `expected`, of rank 0, or ""."""
     if not found and rank:
         return f"rank {rank} has not come within {MEET_SECONDS:.0f} seconds"
-    for name, value in found.items():
-        if value != (wanted := expected.get(name, "nothing")):
+    for name in {**found, **expected}:
+        value, wanted = found.get(name, "nothing"), expected.get(name, "nothing")
+        if value != wanted:
             return f"expected one {name} on all ranks, found {value} on rank {rank}, {wanted} on rank 0"
     return ""
 

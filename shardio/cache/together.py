@@ -178,8 +178,8 @@ class Together:
         self._planned: deque[tuple[WindowPlan, Call[NDBytes]]] = deque()
         """The windows that are planned and not passed on yet."""
         self._windows = deque([np.zeros(0, np.uint8)] * 3)
-        self._came: dict[FileEntry, list[Piece]] = {}
-        """The pieces that this pass has written into each unfinished file."""
+        self._came: dict[FileEntry, list[tuple[int, int, WindowPlan]]] = {}
+        """What this pass has written into each unfinished file: the plans of the bytes [begin, end)."""
         self._before = self._came
         self._givers: dict[FileEntry, list[set[int]]] = {}
         """The nodes that gave each piece which is another one in this pass."""
@@ -363,8 +363,7 @@ class Together:
             if run.entry in self._before:
                 self._compare(run.entry, begin, data)
             self.partial.write(run.entry, begin, data.data)
-            came = self._came.setdefault(run.entry, [])
-            came += [piece for piece in plan.pieces if piece.entry == run.entry and begin <= piece.start < end]
+            self._came.setdefault(run.entry, []).append((begin, end, plan))
             self.on_progress(end - begin)
         for entry in dict.fromkeys(piece.entry for piece in plan.pieces):
             self._finish_if_there(entry)
@@ -373,10 +372,11 @@ class Together:
         """Finds out who gave the bytes of an unfinished file, from byte `begin` on, that are others than `data`."""
         there = np.empty_like(data)
         self.partial.read(entry, begin, there.data)
-        for piece in self._before[entry]:
-            span = slice(max(0, piece.start - begin), max(0, piece.start + piece.nbytes - begin))
-            if (there[span] != data[span]).any():
-                self._givers.setdefault(entry, []).append({piece.owner, piece.share})
+        for start, stop, plan in self._before[entry]:
+            for piece in plan.pieces:
+                span = slice(max(0, piece.start - begin), max(0, piece.start + piece.nbytes - begin))
+                if piece.entry == entry and start <= piece.start < stop and (there[span] != data[span]).any():
+                    self._givers.setdefault(entry, []).append({piece.owner, piece.share})
 
     def _finish_if_there(self, entry: FileEntry) -> None:
         is_begun = self._complete[entry] or entry in self._finishing

@@ -333,17 +333,21 @@ class _Maker:
     def _write_array(self, split: str, name: str, num_samples: int, given: GivenArray) -> ArrayEntry:
         writer = ArrayWriter(self._folder, split, name, given.kind, given.row, ARRAY_SHARD_NBYTES)
         written = 0
-        for block in given.blocks:
-            written += len(block)
-            if written > num_samples:
-                break
-            writer.append(block)
-        if written != num_samples:
-            found = f"{written:,}" if written < num_samples else "more"
-            raise ConvertError(
-                f"array {name!r}: expected {num_samples:,} rows, as split {split!r} has samples, found {found} rows"
-            )
-        return writer.finish()
+        try:
+            for block in given.blocks:
+                written += len(block)
+                if written > num_samples:
+                    break
+                writer.append(block)
+            if written != num_samples:
+                found = f"{written:,}" if written < num_samples else "more"
+                raise ConvertError(
+                    f"array {name!r}: expected {num_samples:,} rows, as split {split!r} has samples, found {found} rows"
+                )
+            return writer.finish()
+        except BaseException:
+            writer.discard()
+            raise
 
     def _rejects(self) -> RejectsEntry | None:
         old = self._draft.rejects

@@ -196,7 +196,7 @@ def _duration(seconds: float) -> str:
 def verify(out: Path, quick: bool, as_json: bool, **options: Any) -> None:
     """Check the set in OUT against its checksums, and name every damaged file and sample.
 
-    Exit code 1 if anything is damaged.
+    Exit code 1 if anything is damaged, or if the set has another digest.
     """
     import shardio.sets.verify as verifier
     from shardio.system.progress import BytesBar

@@ -92,17 +92,20 @@ def view(
     if augmented is not None and against is not None:
         raise click.UsageError("--augmented and --against exclude each other: give one of them")
     shards = open_shards(out, split)
-    chosen = selection.samples(shards.index, shards, shards.numbers)
-    if damaged:
+    if per_class is not None and not shards.content.index.has_label:
+        raise ValueError("--per-class needs labels, and the split has none")
+    matching = chosen = selection.samples(shards.index, shards, shards.numbers)
+    if damaged and len(matching):
         files = {entry.file for entry in shards.content.files}
         problems = [problem for problem in verify(shards.path).problems if problem.file in files]
         chosen = chosen[np.isin(chosen, [index for problem in problems for index in problem.samples])]
     if selection.indices is None or per_class is not None:
         chosen = _drawn(shards, chosen, selection.classes, np.random.default_rng(seed), count, per_class)
     if not len(chosen):
-        matching = "" if selection.is_all else "matching "
-        none = selection.describe_none(shards.index["key"].tolist())
-        say(f"no {matching}sample of the split is damaged" if damaged else none)
+        if damaged and len(matching):
+            say(f"no {'' if selection.is_all else 'matching '}sample of the split is damaged")
+        else:
+            say(selection.describe_none(shards.index["key"].tolist()))
         return
     columns: list[Column] = [([shards.image_of(index) for index in chosen.tolist()], captions_of(shards, chosen))]
     if augmented is not None:
@@ -130,8 +133,6 @@ def _drawn(
 
     if per_class is None and not classes:
         return np.sort(rng.choice(there, min(count, len(there)), replace=False))
-    if not shards.content.index.has_label:
-        raise ValueError("--per-class needs labels, and the split has none")
     found = shards.labels[there]
     labels = [label for name in classes for label in find_labels(shards, name)]
     chosen = [there[:0]]

@@ -193,7 +193,8 @@ class ConvertOptions:
             raise ValueError(f"size must be (height, width), each from 1 to {MAX_SIDE}; found {self.size!r}")
         if type(self.exif_rotate) is not bool:
             raise ValueError(f"exif_rotate must be True or False; found {self.exif_rotate!r}")
-        if len(self.background) != 3 or not all(type(n) is int and 0 <= n <= 255 for n in self.background):
+        levels: Any = self.background if isinstance(self.background, (tuple, list)) else ()
+        if not (len(levels) == 3 and all(type(n) is int and 0 <= n <= 255 for n in levels)):
             raise ValueError(f"background must be (red, green, blue), each from 0 to 255; found {self.background!r}")
         if sides:
             pixels_row((*sides, 3), self.pixels)  # refuses odd sides for yuv420

@@ -118,9 +118,10 @@ class Manifest:
             _check_nbytes(f"splits.{name}", order, ORDER_ROW.file_nbytes(split.num_samples))
         used = {split.order, *(array.order for array in split.arrays.values())} - {None}
         if used != set(range(len(split.orders))):
+            what = f"to use each of the {len(split.orders)} `orders`" if split.orders else "without `order`"
             raise FormatError(
-                f"splits.{name}: expected pixels and arrays to use each of the {len(split.orders)} `orders`, "
-                f"found that they use the orders {sorted(used, key=str)}"
+                f"splits.{name}: expected pixels and arrays {what}, found that they use the orders "
+                f"{sorted(used, key=str)}"
             )
 
     def _check_array(self, where: str, name: str, array: ArrayEntry, split: SplitEntry) -> None:

@@ -61,7 +61,7 @@ def list_sets(roots: Sequence[str]) -> list[RootContent]:
 
     If a root cannot be read, its result has no sets, and the reason as its `problem`.
     """
-    return [_list(resolve(root)) for root in roots]
+    return _map(_list, [resolve(root) for root in roots])
 
 
 def _list(root: str) -> RootContent:

@@ -158,7 +158,7 @@ def read_keys(keys: Keys) -> list[bytes]:
     if not isinstance(keys, (str, os.PathLike)):
         return _checked_keys(keys)
     path = Path(keys)
-    with open_untrusted(path, refusal=SourceError) as opened, io.BufferedReader(opened) as file:
+    with naming(path), open_untrusted(path, refusal=SourceError) as opened, io.BufferedReader(opened) as file:
         if not file.peek(len(_NPY)).startswith((_NPY, _ZIP)):
             return _lines(path, file.read())
         with refusing(path):

@@ -56,12 +56,12 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 def fsync_folder(folder: Path | FolderHandle) -> None:
     """Makes the names in a folder durable, if the filesystem can sync folders, and this user may read the folder."""
-    with naming(str(folder)), contextlib.suppress(PermissionError):
-        if isinstance(folder, FolderHandle):
+    if isinstance(folder, FolderHandle):
+        with naming(folder.path):
             _can(_NO_SYNC, os.fsync, folder.fileno())
-            return
-        with contextlib.closing(open_folder(folder)) as opened:
-            _can(_NO_SYNC, os.fsync, opened.fileno())
+        return
+    with naming(folder), contextlib.suppress(PermissionError), contextlib.closing(open_folder(folder)) as opened:
+        _can(_NO_SYNC, os.fsync, opened.fileno())
 
 
 def fsync_file(path: Path | FileAt) -> None:

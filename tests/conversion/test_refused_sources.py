@@ -101,6 +101,7 @@ TABLES: dict[str, Refusal] = {
         "no row": ("list.txt", "", "list.txt: expected images"),
         "a header alone": ("l.csv", "path,label\n", "l.csv: expected images"),
         "no column of paths": ("l.csv", "a/1.jpg,0\n", "--path-column"),
+        "a mark among names": ("l.csv", "path,label\na/1.jpg,-1\na/2.jpg,x\n", "line 2: expected .*found '-1'"),
         "two columns of paths": ("l.csv", "file,image,label\na,b,c\n", "found 'file', 'image'..*--path-column"),
         "two columns of labels": ("l.csv", "path,class,category\na,b,c\n", "'class', 'category'..*--label-column"),
         "a column twice": ("l.csv", "path,path,label\na,b,c\n", "2 columns of this name: rename one"),

@@ -321,6 +321,9 @@ def test_columns_may_be_separated_by_spaces_below_their_names(folder: Path) -> N
     (folder / "list.txt").write_text("image_id class_id super_class_id path\n1 7 1 a/1.jpg\n2 3 1 a/2.jpg\n")
     found = collect(Table(folder / "list.txt", label_columns=["class_id"]), ConvertOptions())
     assert [label for _, label in rows(found)] == [7, 3]
+    (folder / "image class 1.jpg").write_bytes((folder / "a/1.jpg").read_bytes())
+    (folder / "list.txt").write_text("image class 1.jpg 0\na/1.jpg 1\n")
+    assert [label for _, label in rows(collect(folder / "list.txt", ConvertOptions()))] == [0, 1]
 
 
 CELLS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], list[Any]]] = {

@@ -168,7 +168,7 @@ def test_orders_are_used_and_exist() -> None:
     expect(without, "to use each of the 1 `orders`, found that they use the orders []")
     expect(lambda train: train.update(order=1), "they use the orders [0, 1]")
     expect(lambda train: train["arrays"]["mask"].update(order=7), "they use the orders [0, 7]")
-    expect(lambda train: train.pop("orders"), "to use each of the 0 `orders`, found that they use the orders [0]")
+    expect(lambda train: train.pop("orders"), "without `order`, found that they use the orders [0]")
     again = {"file": "again.npy", "nbytes": 4096 + 24, "sha256": "0" * 64}
     expect(lambda train: train["orders"].append(again), "each of the 2 `orders`, found that they use the orders [0]")
     expect(lambda train: train["orders"][0].update(nbytes=4096 + 32), "train-order-0.npy: nbytes: expected 4120")

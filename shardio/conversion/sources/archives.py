@@ -103,8 +103,9 @@ def list_members(
             for name, place in names.items()
         }
 
-    is_above = is_class or len(placed(False)) < len(images)  # names begin anew in each archive
-    paths = placed(is_above)
+    is_above, paths = is_class, placed(is_class)
+    if not is_above and len(paths) < len(images):  # names begin anew in each archive
+        is_above, paths = True, placed(True)
     scan = _Members(src, folder, paths, ignored)
     some = first_of(list(stems.values()), 3, repr)
     series = {(words[archive], re.sub(r"\d+", "", stem)) for archive, stem in stems.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -78,7 +78,7 @@ def read_labels(contents: Sequence[Contents], rows: Sequence[Row]) -> LabelsOfRo
     distinct = {text for text in texts if text}
     numbers = whole_numbers(distinct)
     if not lists and option is None:
-        _doubt(first, distinct, numbers, len(texts))
+        _doubt(first, rows, texts, numbers)
     if lists or option == "numbers" or (option is None and not numbers and distinct and all(map(is_number, distinct))):
         return (), _vectors(rows)
     if option == "classes" and (not numbers or _written_apart(numbers)):
@@ -96,16 +96,19 @@ def _written_apart(numbers: Mapping[str, int]) -> bool:
     return len({text.partition(".")[0] for text in numbers}) > len(set(numbers.values()))
 
 
-def _doubt(content: Contents, texts: Set[str], numbers: Mapping[str, int], num_rows: int) -> None:
-    """Raises DoubtError if the `texts` of labels may mean several things. `numbers` is `whole_numbers(texts)`."""
+def _doubt(content: Contents, rows: Sequence[Row], written: Sequence[str | None], numbers: Mapping[str, int]) -> None:
+    """Raises DoubtError if the texts of labels may mean several things. `numbers` is `whole_numbers` of them."""
+    texts = set(filter(None, written))
     name, some, are_numbers = content.label_names[0], first_of(sorted(texts), 3, repr), all(map(is_number, texts))
     kinds = f"{len(texts):,} different {'numbers' if are_numbers else 'texts'} such as {some}"
-    is_unlike = are_numbers or len(texts) > max(_MOST_TEXTS, num_rows // 2)
+    is_unlike = are_numbers or len(texts) > max(_MOST_TEXTS, len(rows) // 2)
     parts = ((one, text) for text in texts for one in _SEPARATORS if {part.strip() for part in text.split(one)} < texts)
     separator, whole = next(((one, text) for one, text in parts if one in text), ("", ""))
-    numeric = [text for text in texts if is_number(text)]
+    numeric = [text for text in texts if is_number(text) and not text.startswith("-")]
     num_names = sum(not is_number(text) and not _odd(text) for text in texts)
-    codes = sorted(text for text in numeric if len(numeric) <= num_names or _AS_CODE.search(text))
+    codes = [one for one in numeric if not are_numbers and (len(numeric) <= num_names or _AS_CODE.search(one))]
+    code = rows[written.index(min(codes))] if codes else None
+    where = f"such as {code.label!r} in {code.contents.faults.word} {code.line}" if code else ""
     # Integers in a column with a label's name may have gaps: a part of a collection has not all classes.
     is_unclear = any(map(_AS_FLOAT.search, texts)) or name.strip().lower() not in LABEL_NAMES
     values = set(numbers.values()) if is_unclear else set()
@@ -113,7 +116,7 @@ def _doubt(content: Contents, texts: Set[str], numbers: Mapping[str, int], num_r
     doubts = (
         (content.guess and texts and is_unlike, kinds, (column_reading(name), UNLABELED)),
         (whole, f"{whole!r} beside its parts", (_AS_CLASSES, Reading(_SEVERAL, {"--label-separator": separator}))),
-        (codes and not are_numbers, f"numbers such as {codes[:1]} among names", (_AS_CLASSES,)),
+        (code, f"numbers among names, {where}", (_AS_CLASSES,)),
         (_written_apart(numbers), f"a number written in several ways, as in {some}", (_AS_CLASSES, _AS_NUMBERS)),
         (has_gap, f"whole numbers with gaps, such as {some}", (_AS_CLASSES, _AS_NUMBERS)),
     )

@@ -59,6 +59,8 @@ def list_ilsvrc(src: Path) -> Listing:
             train, val = (src, None) if holds_tars(archive) else (None, src)
     devkit = _read_devkit(folder)
     if val is not None and not devkit.truth:
+        if devkit.path != folder:
+            raise SourceError(f"{devkit.path}: {_TRUTH_NAME}: expected labels, found none: download the devkit again")
         way = f"put it there, or pass {TRAIN_NAME} alone as SRC"
         raise SourceError(f"{folder}: expected {DEVKIT_NAMES[0]}, which has the labels, next to {val.name}: {way}")
     tars = {} if train is None else _class_tars(train, ignored)

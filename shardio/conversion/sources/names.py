@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -136,6 +136,7 @@ _SPLIT_OF = {
 }
 
 
+@lru_cache(1000)
 def known_split(word: str) -> str:
     """Returns "train", "val" or "test" if `word` is a name for that split, in any case; otherwise "".
 

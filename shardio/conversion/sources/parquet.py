@@ -28,6 +28,7 @@ from shardio.conversion.sources.table import (
     A_SPLIT,
     LABEL_NAMES,
     MISSING,
+    WITHOUT_SPLITS,
     Contents,
     Table,
     column_reading,
@@ -198,6 +199,10 @@ class _File:
             features = _features(path, schema.metadata or {})
             kinds = {name: one.get("_type") for name, one in features.items()}
             image = _choose_image(path, types, kinds)
+            if image in (*table.label_columns, table.split_column, table.group_column):
+                raise SourceError(
+                    f"{path}: expected a column of integers or texts, found {image!r}, which has the images"
+                )
             described = {name.lower() for name, kind in kinds.items() if kind == "ClassLabel"}
             known = ({"label"}, LABEL_NAMES | described)
             columns = replace(table, file=path, path_column=image)
@@ -219,10 +224,12 @@ class _File:
         seen = self._look(file, [name for name in (*own, *unused) if _TYPES_OF_LABELS.fullmatch(str(types[name]))])
         if wrong := [name for name in own if name not in seen]:
             found = f"{wrong[0]!r} of type {types[wrong[0]]}. Rewrite it as integers or texts"
-            raise DoubtError(self.path, f"expected a column of integers or texts, found {found}", [UNLABELED])
+            reading = UNLABELED if wrong[0] in self.columns.label_names else WITHOUT_SPLITS
+            raise DoubtError(self.path, f"expected a column of integers or texts, found {found}", [reading])
         asked = {name: set(map(str, seen[name])) for name in unused if name in seen}
         if not self.columns.table.split_column:
-            doubt_splits(self.path, asked, self.split)
+            may_be = {name: values for name, values in asked.items() if name.lower() not in LABEL_NAMES}
+            doubt_splits(self.path, may_be, self.split)
         # A text that has every value twice in the mean is no caption.
         names = [
             name

@@ -79,7 +79,8 @@ def read_rows(path: Path, known: Sequence[str], *, unlabeled: bool = False) -> t
         return ["index", *labels, "path"], _csv_rows(path, "\t", len(numbers) + 1, faults, csv.QUOTE_NONE), faults
     delimiter, names = _sniff(path, known)
     words = first.split()
-    if len(names) == 1 and len(words) > 2 and sum(word.lower() in known for word in words) > 1:
+    is_header = len(words) > 2 and sum(word.lower() in known for word in words) > 1
+    if len(names) == 1 and is_header and not any(map(has_image_suffix, words)):
         delimiter, names = " ", words
     if path.suffix.lower() in (".csv", ".tsv") or any(name.lower() in known for name in names):
         return names, _csv_rows(path, delimiter, len(names), faults), faults

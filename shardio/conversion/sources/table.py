@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
 from shardio.conversion.sources.names import DEFAULT_SPLIT, by_split, known_split, split_name
 from shardio.conversion.sources.rows import Faults, read_rows
@@ -153,8 +154,9 @@ class Contents:
         self.rows: list[Row] = []
         self._path = self._find("path", table.path_column, _PATHS)
         if not self._path:
-            found = f"found the columns {listed(names)} (the first line has the names of columns)"
-            readings = [column_reading(name, "path") for name in names if name and name not in table.label_columns]
+            found = f"found the columns {listed(names)} (put the names of columns into the first line)"
+            may_be = [name for name in names if name and name not in table.label_columns and not has_image_suffix(name)]
+            readings = [column_reading(name, "path") for name in may_be]
             raise DoubtError(self.path, f"expected a column of paths, {found}", readings[:3])
         splits = () if of_images else _SPLITS
         self.of_splits = "" if table.split_column == NO_SPLITS else self._find("split", table.split_column, splits)
@@ -257,11 +259,14 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
     names, rows, faults = read_rows(table.path, (*chain(*_PATHS, *_LABELS), *named), unlabeled=labels == "none")
     content = Contents(table, names, faults, labels)
     seen: dict[str, set[str]] = {name: set() for name in content.unused}
+    few = list(seen)
     for line, values in rows:
         cells = dict(zip(names, values, strict=True))
-        for name, some in seen.items():
-            if len(some) <= _MOST_SPLITS and (value := present(cells[name], MISSING)) is not None:
-                some.add(str(value))
+        for name in tuple(few):
+            if (value := present(cells[name], MISSING)) is not None:
+                seen[name].add(str(value))
+            if len(seen[name]) > _MOST_SPLITS:
+                few.remove(name)
         content.add(line, cells, split)
     content.check_splits(seen, split)
     if len(content.guess) > 1:
