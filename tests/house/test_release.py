@@ -109,14 +109,16 @@ def test_links_on_a_package_index_lead_into_the_repository_or_are_text(
 
 
 def test_an_sdist_is_what_a_clone_is(tmp_path: Path) -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if listed.returncode:
+    pytest.importorskip("setuptools")
+    clone = subprocess.run(["git", "checkout-index", "--all", f"--prefix={tmp_path}/"], cwd=ROOT, check=False)
+    if clone.returncode:
         pytest.skip("this is no clone")
-    names = [f"shardio-0.1.0/{name}" for name in listed.stdout.splitlines()]
+    subprocess.run([sys.executable, "setup.py", "-q", "egg_info"], cwd=tmp_path, check=True)
+    names = [f"shardio/{name}" for name in (tmp_path / "shardio.egg-info/SOURCES.txt").read_text("utf-8").splitlines()]
     assert check_wheel.faults_of_sdist(names) == []
     without = [name for name in names if not name.endswith("/Makefile")]
     assert check_wheel.faults_of_sdist(without) == ["lacks Makefile"]
-    assert check_wheel.faults_of_sdist([*names, "shardio-0.1.0/shardio/a.so"]) == ["has shardio/a.so, which was built"]
+    assert check_wheel.faults_of_sdist([*names, "shardio/shardio/a.so"]) == ["has shardio/a.so, which was built"]
 
 
 def test_a_build_without_a_compiler_ends_in_one_sentence_that_names_what_to_install(tmp_path: Path) -> None:
