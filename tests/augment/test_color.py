@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import permutations
 from typing import Any
 
 import numpy as np
 import torch
-from drawn import (
-    assert_independent,
-    assert_share,
-    assert_shares,
-    assert_uniform,
-    noted,
-)
-from pictures import as_batch, random_pictures
+from drawn import assert_independent, assert_share, assert_shares, assert_uniform, noted
 from transforms import changed
 
 from shardio.augment import (
@@ -36,10 +28,6 @@ from shardio.augment.steps import Op
 
 MANY = 60_000
 JITTERED = (Op.BRIGHTNESS, Op.CONTRAST, Op.SATURATION, Op.HUE)
-
-
-def pictures(count: int = 6, height: int = 12, width: int = 10) -> torch.Tensor:
-    return as_batch(random_pictures(np.random.default_rng(3), count, height, width))
 
 
 def factors(batch: Batch) -> dict[Op, np.ndarray[Any, Any]]:
@@ -67,9 +55,7 @@ def test_jitters_factors_are_uniform_and_independent() -> None:
 def test_every_order_of_jitters_operations_is_as_probable_as_any_other() -> None:
     batch = noted(ColorJitter(0.4, 0.4, 0.4, 0.1), 40_000)
     orders = np.stack([step.codes for step in batch.steps], axis=1).astype(int)
-    number_of = {order: number for number, order in enumerate(permutations(map(int, JITTERED)))}
-    found, inverse = np.unique(orders, axis=0, return_inverse=True)
-    assert_shares(np.array([number_of[tuple(order)] for order in found])[inverse.ravel()], [1 / 24] * 24)
+    assert_shares(np.unique(orders, axis=0, return_inverse=True)[1].ravel(), [1 / 24] * 24)
     place = (orders == Op.HUE).argmax(axis=1)
     assert_independent(place, *factors(batch).values())
 
@@ -78,18 +64,6 @@ def test_jitter_leaves_out_what_cannot_change() -> None:
     (one,) = noted(ColorJitter(saturation=(1.0, 1.0), hue=0.5), 1000).steps
     assert (one.codes == Op.HUE).all()
     assert noted(ColorJitter(contrast=0), 10).steps == ()
-
-
-def test_jitter_does_its_operations_in_the_order_that_it_has_drawn() -> None:
-    images = torch.randint(0, 256, (40, 3, 5, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    darker, harder = ColorJitter((0.4, 0.4)), ColorJitter(contrast=(1.8, 1.8))
-    one, other = changed(Compose([darker, harder]), images), changed(Compose([harder, darker]), images)
-    found = changed(ColorJitter((0.4, 0.4), (1.8, 1.8)), images)
-    batch = noted(ColorJitter((0.4, 0.4), (1.8, 1.8)), 40, seed=0, epoch=0)
-    is_darker_first = batch.steps[0].codes == Op.BRIGHTNESS
-    assert 0 < is_darker_first.sum() < 40
-    assert not torch.equal(one, other)
-    assert torch.equal(found, torch.where(torch.from_numpy(is_darker_first)[:, None, None, None], one, other))
 
 
 SOMETIMES: dict[Op, Callable[[float], Transform]] = {
@@ -122,33 +96,18 @@ def test_defaults_are_torchvisions() -> None:
 
 
 def test_the_standard_deviation_of_a_blur_is_uniform() -> None:
-    (step,) = noted(GaussianBlur((5, 3)), MANY, (1, 8, 8)).steps
+    (step,) = noted(GaussianBlur((15, 3)), MANY, (1, 4, 8)).steps  # the widest that fits
     assert (step.codes == Op.BLUR).all()
-    assert (step.values[:, :2] == (5, 3)).all()  # width, height
+    assert (step.values[:, :2] == (15, 3)).all()  # width, height
     assert_uniform(step.values[:, 2], 0.1, 2.0)
     assert np.array_equal(step.values[:, 2], step.values[:, 3])
     (fixed,) = noted(GaussianBlur(5, 0.7), 10).steps
     assert (fixed.values[:, 2:4] == 0.7).all()
 
 
-def test_a_wide_blur_is_not_a_high_one() -> None:
-    image = torch.zeros(1, 1, 9, 9, dtype=torch.uint8)
-    image[..., 4, 4] = 255
-    found = changed(GaussianBlur((5, 1), 1.0), image)[0, 0] > 0
-    assert found.nonzero().tolist() == [[4, column] for column in range(2, 7)]
-    assert changed(GaussianBlur(17), image).shape == image.shape  # the largest that fits
-
-
-def test_gray_pictures_stay_as_they_are_where_there_is_no_color() -> None:
-    gray = pictures()[:, :1]
-    for transform in (ColorJitter(saturation=(0.0, 0.0)), ColorJitter(hue=(0.3, 0.3)), RandomGrayscale(1.0)):
-        assert torch.equal(changed(transform, gray), gray)
-    assert changed(ColorJitter(0.5, 0.5, 0.5, 0.5), gray).shape == gray.shape
-
-
 def test_what_needs_no_colors_takes_any_channels() -> None:
     images = torch.randint(0, 256, (3, 5, 8, 7), dtype=torch.uint8)
     some = [ColorJitter(0.5), GaussianBlur(3), *(make(0.5) for op, make in SOMETIMES.items() if op != Op.GRAYSCALE)]
     found = changed(Compose(some), images)
-    for channel in range(5):
-        assert torch.equal(found[:, channel : channel + 1], changed(Compose(some), images[:, channel : channel + 1]))
+    alone = [changed(Compose(some), images[:, channel : channel + 1]) for channel in range(5)]
+    assert torch.equal(found, torch.cat(alone, dim=1))

@@ -33,33 +33,24 @@ from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
 
 FILLED = [Compose([Resize(3)], mask_fill=255), Views([Resize(3), Resize(4)], {"b": 1, "a": 0.5})]
-every = pytest.mark.parametrize("transform", [*ALL, *FILLED], ids=lambda transform: type(transform).__name__)
 
 
-@every
-def test_a_transform_comes_back_from_json(transform: Transform) -> None:
+@pytest.mark.parametrize("transform", [*ALL, *FILLED], ids=lambda transform: type(transform).__name__)
+def test_a_transform_comes_back_from_json_from_what_is_printed_and_from_copies(transform: Transform) -> None:
     values = json.loads(json.dumps(transform.to_dict(), allow_nan=False))
-    again = from_dict(values)
-    assert type(again) is type(transform)
-    assert again == transform
-    assert hash(again) == hash(transform)
-    assert again.digest == transform.digest
-    assert again.to_dict() == transform.to_dict() == values
-
-
-@every
-def test_a_transform_is_printed_and_copied(transform: Transform) -> None:
     printed = eval(repr(transform), {**vars(shardio.augment), "torch": torch})
-    for again in (printed, pickle.loads(pickle.dumps(transform)), copy.deepcopy(transform), replace(transform)):
+    copies = pickle.loads(pickle.dumps(transform)), copy.deepcopy(transform), replace(transform)
+    for again in (from_dict(values), printed, *copies):
+        assert type(again) is type(transform)
         assert again == transform
+        assert hash(again) == hash(transform)
         assert again.digest == transform.digest
+        assert again.to_dict() == values
 
 
 def test_digests_are_all_different() -> None:
-    digests = {transform.digest for transform in ALL}
-    assert len(digests) == len(ALL)
-    assert all(len(digest) == 64 and int(digest, 16) >= 0 for digest in digests)
-    assert Compose([CenterCrop(8), CenterCrop(9)]).digest != Compose([CenterCrop(9), CenterCrop(8)]).digest
+    transforms = [*ALL, *(Compose(map(CenterCrop, sizes)) for sizes in ((8, 9), (9, 8)))]
+    assert len({transform.digest for transform in transforms}) == len(transforms)
 
 
 def test_only_what_is_not_as_by_default_is_printed() -> None:
@@ -144,21 +135,19 @@ def test_transforms_of_other_modules_are_stored_with_their_module() -> None:
     values = transform.to_dict()
     assert values["transforms"][0]["transform"].endswith("test_description:Brighter")
     assert from_dict(values) == transform
-    assert len(transform.digest) == 64
 
 
 def test_a_transform_that_is_no_dataclass_can_be_used_and_printed_but_not_stored() -> None:
-    plain = Plain()
-    transform = Compose([plain, CenterCrop(2)])
+    transform = Compose([plain := Plain(), CenterCrop(2)])
     assert "Plain object at" in repr(transform)
     assert transform == Compose([plain, CenterCrop(2)])
-    with pytest.raises(TypeError, match=r"dataclass; found .*Plain object"):
+    with pytest.raises(TypeError, match="dataclass"):
         _ = transform.digest
-    with pytest.raises(ValueError, match="names a transform class"):
+    with pytest.raises(ValueError, match="transform class"):
         from_dict({"transform": f"{__name__}:Plain"})
 
 
 def test_arguments_that_json_cannot_hold_are_refused() -> None:
     for value in ({1, 2}, b"ab", 1j, object()):
-        with pytest.raises(TypeError, match="arguments of a transform must be numbers"):
+        with pytest.raises(TypeError, match="arguments"):
             Brighter(value).to_dict()  # type: ignore[arg-type]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from drawn import assert_share
 from scipy.stats import beta, chisquare, ks_2samp, kstest
 
 from shardio.augment import Compose, CutMix, Mixup, RandomChoice, ToDtype
-from shardio.augment.chain import Transform
+from shardio.augment.batch import Batch
+from shardio.augment.boxes import Draws
 from shardio.augment.mix import beta_quantiles
 
 CLASSES = 10
@@ -25,11 +27,8 @@ def batch(count: int = 12, height: int = 20, width: int = 30) -> tuple[torch.Ten
     return images.contiguous(), torch.arange(count) % CLASSES
 
 
-def mixed(transform: Transform, *tensors: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    images, labels = transform(*tensors, **{"seed": 0, "indices": range(len(tensors[0])), **options})
-    assert isinstance(images, torch.Tensor)
-    assert isinstance(labels, torch.Tensor)
-    return images, labels
+def mixed(transform: Any, *tensors: torch.Tensor, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    return transform(*tensors, seed=seed, indices=range(len(tensors[0])))
 
 
 def one_hot(labels: torch.Tensor) -> torch.Tensor:
@@ -63,36 +62,29 @@ def test_mixup_is_one_share_of_the_picture_and_the_rest_of_its_partner(per_sampl
     assert targets.dtype == torch.float32
 
 
+def replaced_by(mix: CutMix, count: int, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which pixels of each picture are of its neighbor, and the share of each label that is kept."""
+    labels = torch.arange(count) % 2
+    images = labels.byte()[:, None, None, None].expand(-1, 1, height, width)
+    found, targets = mixed(mix, images, labels, seed=9)
+    return (found != images)[:, 0], targets[torch.arange(count), labels]
+
+
 @pytest.mark.parametrize("per_sample", [False, True])
 def test_cutmix_is_a_window_of_the_partner_and_a_share_as_large(per_sample: bool) -> None:
-    for seed in range(20):
-        images, labels = batch()
-        found, targets = mixed(CutMix(CLASSES, per_sample=per_sample), images, labels, seed=seed)
-        assert found.dtype == torch.uint8
-        shares = []
-        for i in range(12):
-            is_other = found[i, 0] == (i - 1) % 12
-            assert (is_other | (found[i, 0] == i)).all()
-            rows, columns = is_other.any(dim=1), is_other.any(dim=0)
-            # One rectangle without holes.
-            assert torch.equal(is_other, rows[:, None] & columns[None, :])
-            for lines in (rows, columns):
-                assert (lines.int().diff().abs().sum() + lines[0].int() + lines[-1].int()) <= 2
-            shares.append(1 - is_other.float().mean())
-        share = torch.stack(shares)
-        assert per_sample or (share == share[0]).all()
-        expected = one_hot(labels) * share[:, None] + one_hot(labels.roll(1)) * (1 - share[:, None])
-        torch.testing.assert_close(targets, expected, atol=1e-5, rtol=0)
+    replaced, kept = replaced_by(CutMix(2, per_sample=per_sample), 200, 20, 30)
+    assert per_sample or torch.equal(replaced, replaced[:1].expand_as(replaced))
+    rows, columns = replaced.any(dim=2), replaced.any(dim=1)
+    assert torch.equal(replaced, rows[:, :, None] & columns[:, None])
+    for lines in (rows, columns):  # one rectangle without holes
+        assert (torch.nn.functional.pad(lines.int(), (1, 1)).diff(dim=1).abs().sum(dim=1) <= 2).all()
+    torch.testing.assert_close(kept, 1 - replaced.float().mean(dim=(1, 2)))
 
 
 def test_cutmixs_windows_are_torchvisions() -> None:
-    """Sides of the square root of what is not kept, around a center anywhere, cut off at the edges: of 40,000 windows
-    the mean share that is covered, against the same formula with random numbers of numpy."""
+    """Sides of the square root of what is not kept, around a center anywhere, cut off at the edges."""
     count, height, width = 20_000, 8, 12
-    images, labels = torch.zeros(count, 1, height, width, dtype=torch.uint8), torch.zeros(count, dtype=torch.int64)
-    images[1::2] = 1
-    found, _ = mixed(CutMix(2, per_sample=True), images, labels, seed=9)
-    covered = (found != images).float().mean(dim=(1, 2, 3)).numpy()
+    replaced, _ = replaced_by(CutMix(2, per_sample=True), count, height, width)
     rng = np.random.default_rng(3)
     lam = rng.beta(1.0, 1.0, count)
     half = 0.5 * np.sqrt(1 - lam)
@@ -100,18 +92,13 @@ def test_cutmixs_windows_are_torchvisions() -> None:
     for size in (height, width):
         center, reach = rng.integers(0, size, count), (half * size).astype(int)
         shares *= (np.minimum(center + reach, size) - np.maximum(center - reach, 0)) / size
-    assert ks_2samp(covered, shares.astype(np.float32)).pvalue > 1e-7
+    assert ks_2samp(replaced.float().mean(dim=(1, 2)), shares.astype(np.float32)).pvalue > 1e-7
 
 
 def test_sides_of_windows_may_be_drawn_between_two_shares_of_the_image() -> None:
     """timm's cutmix_minmax: both sides and the place are whole numbers, each as likely as the others."""
-    count, height, width = 20_000, 10, 20
-    images, labels = torch.zeros(count, 1, height, width, dtype=torch.uint8), torch.zeros(count, dtype=torch.int64)
-    images[1::2] = 1
-    labels[1::2] = 1
-    found, targets = mixed(CutMix(2, minmax=(0.2, 0.8), per_sample=True), images, labels, seed=9)
-    replaced = (found != images)[:, 0]
-    for axis, side in ((2, height), (1, width)):
+    replaced, _ = replaced_by(CutMix(2, minmax=(0.2, 0.8), per_sample=True), 20_000, 10, 20)
+    for axis, side in ((2, 10), (1, 20)):
         lines = replaced.any(dim=axis)
         lengths, starts = lines.sum(dim=1).numpy(), lines.int().argmax(dim=1).numpy()
         allowed = np.arange(int(side * 0.2), int(side * 0.8))
@@ -120,45 +107,33 @@ def test_sides_of_windows_may_be_drawn_between_two_shares_of_the_image() -> None
         for length in allowed:
             some = starts[lengths == length]
             assert chisquare(np.bincount(some, minlength=side - length)).pvalue > 1e-6
-    covered = replaced.float().mean(dim=(1, 2))
-    torch.testing.assert_close(targets[torch.arange(count), labels], 1 - covered)
 
 
 def test_each_sample_is_mixed_in_its_own_way_if_both_draw_per_sample() -> None:
     """timm's mode "elem", which chooses Mixup or CutMix for each sample."""
-    count = 2000
-    images = torch.arange(count, dtype=torch.float32)[:, None, None, None].expand(-1, 3, 8, 8).contiguous()
-    labels = torch.arange(count) % CLASSES
-    mix = RandomChoice([Mixup(CLASSES, per_sample=True), CutMix(CLASSES, per_sample=True)], (0.3, 0.7))
-    found, targets = mixed(Compose([AS_FLOATS, mix]), images.byte(), labels, seed=2)
-    images = images.byte().float()
-    others, other_labels = images.roll(1, 0), labels.roll(1)
-    own = (found - others).mean(dim=(1, 2, 3)) / (images - others).mean(dim=(1, 2, 3))
-    is_even = (found == found[:, :1, :1, :1]).flatten(1).all(dim=1)
-    pure = is_even & ((found == images) | (found == others)).flatten(1).all(dim=1)
-    share = is_even[~pure].float().mean().item()
-    # A window as small as nothing, or as large as the image, is even, too: those are left out.
-    kept = CutMix(CLASSES, per_sample=True)(images.byte(), labels, seed=3)[0] == images
-    windows = 1 - (kept.flatten(1).all(dim=1) | ~kept.flatten(1).any(dim=1)).float().mean().item()
-    expected = 0.3 / (0.3 + 0.7 * windows)
-    assert abs(share - expected) < 5 * math.sqrt(0.21 / count)
-    wanted = one_hot(labels) * own[:, None] + one_hot(other_labels) * (1 - own[:, None])
-    torch.testing.assert_close(targets, wanted, atol=1e-4, rtol=0)
+    images, labels = batch(2000, 8, 8)
+    # A window is never empty, and never the whole picture.
+    mixes = Mixup(CLASSES, per_sample=True), CutMix(CLASSES, per_sample=True, minmax=(0.3, 0.8))
+    results = mixed(Compose([AS_FLOATS, RandomChoice(mixes, (0.3, 0.7))]), images, labels)
+    given = Batch(images.float(), Draws(0, 0, np.arange(2000)), np.full((2000, 2), 8), labels)
+    one, other = (mix.apply(given, f"Compose/RandomChoice 0/{number}") for number, mix in enumerate(mixes))
+    assert one.labels is not None
+    assert other.labels is not None
+    is_one = (results[0] == one.images).flatten(1).all(dim=1)
+    assert_share(is_one, 0.3)
+    assert torch.equal(results[0], torch.where(is_one[:, None, None, None], one.images, other.images))
+    assert torch.equal(results[1], torch.where(is_one[:, None], one.labels, other.labels))
 
 
-@pytest.mark.parametrize("make", [Mixup, CutMix])
-def test_p_is_how_often_anything_is_mixed(make: type[Mixup] | type[CutMix]) -> None:
+@pytest.mark.parametrize("make", [Mixup, partial(CutMix, minmax=(0.5, 0.6))])
+def test_p_is_how_often_anything_is_mixed(make: Any) -> None:
     images, labels = batch(2000, 4, 4)
-    found, targets = mixed(Compose([AS_FLOATS, make(CLASSES, p=0.3, per_sample=True)]), images, labels, seed=1)
-    is_hard = targets.max(dim=1).values > 1 - 1e-6
-    if make is Mixup:
-        share = 1 - is_hard.float().mean().item()
-        assert abs(share - 0.3) < 5 * math.sqrt(0.21 / 2000)
-    untouched = (found == images).flatten(1).all(dim=1)
-    assert torch.equal(targets[untouched & is_hard], one_hot(labels)[untouched & is_hard])
-    none, hard = mixed(Compose([AS_FLOATS, make(CLASSES, p=0.0)]), images, labels)
-    assert torch.equal(none, images.float())
-    assert torch.equal(hard, one_hot(labels))
+    for p in (0.0, 0.3):
+        found, targets = mixed(Compose([AS_FLOATS, make(CLASSES, p=p, per_sample=True)]), images, labels)
+        untouched = targets.max(dim=1).values > 1 - 1e-6
+        assert_share(~untouched, p)
+        assert torch.equal(targets[untouched], one_hot(labels)[untouched])
+        assert torch.equal(found[untouched], images[untouched].float())
 
 
 def test_label_smoothing_is_spread_over_all_classes() -> None:
@@ -183,14 +158,9 @@ def test_bfloat16_images_are_mixed_by_exact_shares() -> None:
 def test_what_is_drawn_goes_to_the_device_in_few_copies(
     make: type[Mixup] | type[CutMix], copies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent = []
-
-    def note(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-        sent.append(values)
-        return values
-
+    to_device = Mock(side_effect=lambda values, device: values)
     for module in ("mix", "erasing"):
-        monkeypatch.setattr(f"shardio.augment.{module}.to_device", note)
+        monkeypatch.setattr(f"shardio.augment.{module}.to_device", to_device)
     images = torch.zeros(4, 3, 6, 5, dtype=torch.uint8)
     mixed(Compose([AS_FLOATS, make(CLASSES, per_sample=True)]), images, torch.arange(4))
-    assert len(sent) == copies
+    assert to_device.call_count == copies

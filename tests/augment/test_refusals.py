@@ -14,7 +14,7 @@ import shardio.augment
 from shardio.augment import Compose, HorizontalFlip, Normalize
 from shardio.augment.boxes import Draws
 
-NAMES = {**vars(shardio.augment), "nan": math.nan, "inf": math.inf, "torch": torch, "np": np}
+NAMES = {**vars(shardio.augment), "nan": math.nan, "inf": math.inf, "torch": torch, "np": np, "Draws": Draws}
 
 # Names of an argument, and calls that are refused for it: values that make no sense, and values of a wrong type.
 VALUES: dict[str, list[str]] = {
@@ -70,7 +70,10 @@ VALUES: dict[str, list[str]] = {
     "shear": [f"RandomAffine(1, shear={some})" for some in ("(1, 2, 3)", "(2, 1)", "(0, 1, 2, inf)", "-3")],
     "distortion_scale": ["RandomPerspective(1.1)"],
     "value": [f"RandomErasing(value={value})" for value in ("'rand'", "nan", "(0, inf, 0)", "()")],
-    "count": [f"RandomErasing(count={count})" for count in ("0", "2.0", "(3, 2)", "(1, 2, 3)", "'2'")],
+    "count": [
+        *(f"RandomErasing(count={count})" for count in ("0", "2.0", "(3, 2)", "(1, 2, 3)", "'2'")),
+        *(f"Draws(0, 0, np.arange(3)).uniform('crop', {count})" for count in (0, 33)),
+    ],
     "num_ops": ["RandAugment(-1)", "RandAugment(2.0)", "RandAugment('2')"],
     "magnitude": ["RandAugment(magnitude=31)", "RandAugment(magnitude=nan)"],
     "num_magnitude_bins": ["RandAugment(num_magnitude_bins=1, magnitude=0)", "TrivialAugmentWide(1)"],
@@ -112,12 +115,7 @@ TYPES: dict[str, list[str]] = {
     "per_sample": ["Mixup(9, per_sample=1)"],
     "pad_if_needed": ["RandomCrop(3, pad_if_needed='reflect')"],
     "scale": ["RandomResizedCrop(8, ('a', 'b'))", "RandomErasing(scale=('a', 1))", "ToDtype(torch.float32, 'no')"],
-    "fill": [
-        "TimmRandAugment(fill=None)",
-        "RandAugment(fill=('a', 1, 2))",
-        "RandomRotation(1, fill=(0, 'a', 0))",
-        "RandomRotation(1, fill='red')",
-    ],
+    "fill": ["TimmRandAugment(fill=None)", "RandAugment(fill=('a', 1, 2))", "RandomRotation(1, fill='red')"],
     "brightness": ["ColorJitter('x')", "ColorJitter(None)"],
     "hue": ["ColorJitter(hue=(0, 'x'))"],
     "threshold": ["RandomSolarize('x')"],
@@ -134,9 +132,7 @@ TYPES: dict[str, list[str]] = {
     "transforms": ["Compose(3)", "Views(CenterCrop(3))", "RandomApply(CenterCrop(3))", "RandomOrder(None)"],
     "mask_fill": ["Compose([], mask_fill={'m': '255'})", "Compose([], mask_fill='0')"],
     "function": ["PerSample(HorizontalFlip())", "PerSample(3)"],
-    "tensors": [
-        *("CenterCrop(2)(np.zeros((1, 3, 4, 4), np.uint8))", "CenterCrop(2)(torch.zeros(1, 3, 4, 4).byte(), [1])"),
-    ],
+    "tensors": ["CenterCrop(2)(np.zeros((1, 3, 4, 4)))", "CenterCrop(2)(torch.zeros(1, 3, 4, 4).byte(), [1])"],
 }
 
 
@@ -156,72 +152,59 @@ def test_values_that_make_no_sense_are_refused(kind: type[Exception], word: str,
 
 LABELS = torch.zeros(2, dtype=torch.int64)
 
-# What the error says, transforms, and the images (2, channels, 8, 8) and options that they refuse whatever they draw.
-BATCHES: list[tuple[str, list[str], int, Mapping[str, Any]]] = [
-    ("does not fit into", ["CenterCrop(9)", "RandomCrop((3, 9))", "RandomCrop(13, 2)"], 3, {}),
-    ("indices must be integers", ["CenterCrop(4)"], 3, {"indices": [1, 2, 3]}),
-    ("found float64", ["CenterCrop(4)"], 3, {"indices": [0.5, 1.5]}),
-    ("indices", ["HorizontalFlip()"], 3, {"epoch": 2}),
-    ("sizes must be of shape", ["CenterCrop(4)"], 3, {"sizes": [[3, 4]]}),
-    ("minimum 1", ["CenterCrop(4)"], 3, {"sizes": [[8, 0], [8, 8]]}),
-    ("one size", ["Resize(4)", "RandAugment()"], 3, {"sizes": [[8, 16], [8, 8]]}),
-    ("one size and dtype", ["RandomApply([Normalize()])"], 3, {}),
-    ("one size", ["RandomChoice([CenterCrop(4), CenterCrop(5)])"], 3, {"seed": 1}),
-    ("seed", ["RandomCrop(4)"], 3, {"seed": -1}),
-    ("view must be", ["HorizontalFlip()"], 3, {"view": -1}),
-    ("2 channels", ["Normalize([0.5] * 2, 0.5)"], 3, {}),
-    ("before ToDtype", ["Compose([ToDtype(torch.float32), Normalize()])"], 3, {}),
-    ("less than the", ["Pad(8, padding_mode='reflect')"], 3, {}),
-    ("less than twice the", ["GaussianBlur((17, 15))", "GaussianBlur((15, 17))"], 3, {}),
-    (
-        "images have 3 channels",
-        [
-            "Pad(1, (1, 2))",
-            "RandomErasing(0.0, value=(1, 2))",
-            "RandomRotation(5, fill=(1, 2))",
-            "RandAugment(fill=(1, 2))",
-        ],
-        3,
-        {},
-    ),
-    ("images have 1 channels", ["RandomPerspective(p=0.0, fill=(1, 2, 3))", "TimmRandAugment()"], 1, {}),
-    (
-        "red, green and blue",
-        [
-            *("ColorJitter(0.1, 0.1)", "ColorJitter(hue=0.1)", "RandomGrayscale(1e-9)", "RandAugment()"),
-            *("TrivialAugmentWide()", "AutoAugment()", "AutoAugment('cifar10')", "TimmRandAugment(fill=0)"),
-        ],
-        2,
-        {},
-    ),
-    (
-        "before Normalize",
-        [
-            f"Compose([Normalize(), {inner}])"
-            for inner in (
-                *("HorizontalFlip()", "CenterCrop(4)", "Resize(4)", "Pad(1)", "ColorJitter(0.1)", "RandomInvert()"),
-                *("GaussianBlur(3)", "VerticalFlip()", "RandomRotation(3)", "RandomAffine(3)", "RandomPerspective()"),
-                *("RandAugment()", "TrivialAugmentWide()", "AutoAugment()", "TimmRandAugment(fill=0)"),
-            )
-        ],
-        3,
-        {},
-    ),
-    ("normalized", ["RandomErasing(0.0, value='random')", "RandomErasing(0.0, value='color')"], 3, {}),
-    ("from 0 to 255", ["RandomErasing(0.0, value=256)", "RandomErasing(0.0, value=(0, -1, 0))"], 3, {}),
-    ("found none", ["CutMix(9)", "RandomChoice([CutMix(3)])"], 3, {}),
-    ("labels", ["RandomChoice([CutMix(9, per_sample=True), HorizontalFlip()])"], 3, {"labels": LABELS}),
-    ("floating point", ["Mixup(9)"], 3, {"labels": LABELS}),
-    ("mix once", ["Compose([CutMix(9), CutMix(9)])"], 3, {"labels": LABELS}),
-    ("labels must be", ["CutMix(9)"], 3, {"labels": torch.zeros(3, dtype=torch.int64)}),
-    ("found torch.float32", ["CutMix(9)"], 3, {"labels": torch.zeros(2)}),
+# What the error says, and transforms that refuse images (2, 3, 8, 8) whatever they draw.
+UNFIT: dict[str, list[str]] = {
+    "does not fit into": ["CenterCrop(9)", "RandomCrop((3, 9))", "RandomCrop(13, 2)"],
+    "one size and dtype": ["RandomApply([Normalize()])"],
+    "2 channels": ["Normalize([0.5] * 2, 0.5)"],
+    "before ToDtype": ["Compose([ToDtype(torch.float32), Normalize()])"],
+    "less than the": ["Pad(8, padding_mode='reflect')"],
+    "less than twice the": ["GaussianBlur((17, 15))", "GaussianBlur((15, 17))"],
+    "images have 3 channels": [
+        *("Pad(1, (1, 2))", "RandomErasing(0.0, value=(1, 2))", "RandomRotation(5, fill=(1, 2))"),
+        "RandAugment(fill=(1, 2))",
+    ],
+    "before Normalize": [
+        f"Compose([Normalize(), {inner}])"
+        for inner in (
+            *("HorizontalFlip()", "CenterCrop(4)", "Resize(4)", "Pad(1)", "ColorJitter(0.1)", "RandomInvert()"),
+            *("GaussianBlur(3)", "VerticalFlip()", "RandomRotation(3)", "RandomAffine(3)", "RandomPerspective()"),
+            *("RandAugment()", "TrivialAugmentWide()", "AutoAugment()", "TimmRandAugment(fill=0)"),
+        )
+    ],
+    "normalized": ["RandomErasing(0.0, value='random')", "RandomErasing(0.0, value='color')"],
+    "from 0 to 255": ["RandomErasing(0.0, value=256)", "RandomErasing(0.0, value=(0, -1, 0))"],
+    "found none": ["CutMix(9)", "RandomChoice([CutMix(3)])"],
+}
+RGB = [
+    *("ColorJitter(0.1, 0.1)", "ColorJitter(hue=0.1)", "RandomGrayscale(1e-9)", "RandAugment()"),
+    *("TrivialAugmentWide()", "AutoAugment()", "AutoAugment('cifar10')", "TimmRandAugment(fill=0)"),
+]
+# The same with another number of channels, and with options of the call.
+BATCHES: list[tuple[str, str, int, Mapping[str, Any]]] = [
+    *((word, call, 3, {}) for word, calls in UNFIT.items() for call in calls),
+    *(("red, green and blue", call, 2, {}) for call in RGB),
+    ("images have 1 channels", "RandomPerspective(p=0.0, fill=(1, 2, 3))", 1, {}),
+    ("images have 1 channels", "TimmRandAugment()", 1, {}),
+    ("indices must be integers", "CenterCrop(4)", 3, {"indices": [1, 2, 3]}),
+    ("found float64", "CenterCrop(4)", 3, {"indices": [0.5, 1.5]}),
+    ("indices", "HorizontalFlip()", 3, {"epoch": 2}),
+    ("sizes must be of shape", "CenterCrop(4)", 3, {"sizes": [[3, 4]]}),
+    ("minimum 1", "CenterCrop(4)", 3, {"sizes": [[8, 0], [8, 8]]}),
+    ("one size", "Resize(4)", 3, {"sizes": [[8, 16], [8, 8]]}),
+    ("one size", "RandAugment()", 3, {"sizes": [[8, 16], [8, 8]]}),
+    ("one size", "RandomChoice([CenterCrop(4), CenterCrop(5)])", 3, {"seed": 1}),
+    ("seed", "RandomCrop(4)", 3, {"seed": -1}),
+    ("view must be", "HorizontalFlip()", 3, {"view": -1}),
+    ("labels", "RandomChoice([CutMix(9, per_sample=True), HorizontalFlip()])", 3, {"labels": LABELS}),
+    ("floating point", "Mixup(9)", 3, {"labels": LABELS}),
+    ("mix once", "Compose([CutMix(9), CutMix(9)])", 3, {"labels": LABELS}),
+    ("labels must be", "CutMix(9)", 3, {"labels": torch.zeros(3, dtype=torch.int64)}),
+    ("found torch.float32", "CutMix(9)", 3, {"labels": torch.zeros(2)}),
 ]
 
 
-@pytest.mark.parametrize(
-    ("word", "call", "channels", "options"),
-    [(word, call, channels, options) for word, calls, channels, options in BATCHES for call in calls],
-)
+@pytest.mark.parametrize(("word", "call", "channels", "options"), BATCHES)
 def test_what_does_not_fit_the_batch_is_refused(
     word: str, call: str, channels: int, options: Mapping[str, Any]
 ) -> None:
@@ -257,11 +240,7 @@ def test_masks_that_do_not_fit_are_refused(kind: type[Exception], word: str, opt
 
 
 @pytest.mark.parametrize(
-    "call",
-    [
-        *("CutMix(5)", "Compose([ToDtype(torch.float32), Mixup(5)])", "recipe('torchvision-v2', 16, 5)"),
-        "RandomChoice([HorizontalFlip(), CutMix(5)], (1, 1e-9))",
-    ],
+    "call", ["CutMix(5)", "recipe('torchvision-v2', 16, 5)", "RandomChoice([HorizontalFlip(), CutMix(5)], (1, 1e-9))"]
 )
 def test_a_picture_made_of_several_has_no_mask(call: str) -> None:
     with pytest.raises(ValueError, match="m, n"):
@@ -278,10 +257,3 @@ def test_only_batches_of_uint8_are_taken(images: torch.Tensor) -> None:
 def test_labels_beyond_the_classes_are_refused() -> None:
     with pytest.raises(RuntimeError, match="out of bounds"):
         shardio.augment.CutMix(10)(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.full((2,), 11))
-
-
-def test_draws_that_do_not_exist_are_refused() -> None:
-    draws = Draws(0, 0, np.arange(3))
-    for count in (0, 33):
-        with pytest.raises(ValueError, match="count must be from 1 to 32"):
-            draws.uniform("crop", count)

@@ -17,7 +17,6 @@ from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
 
-LEAST_PVALUE = 1e-7
 MOST_DEVIATIONS = 5.5
 
 
@@ -32,18 +31,16 @@ def noted(
 
 
 def assert_uniform(values: ArrayLike, low: float = 0.0, high: float = 1.0) -> None:
-    from scipy import stats
-
     values = np.asarray(values)
     assert values.min() >= low
     assert values.max() <= high
-    assert stats.kstest((values - low) / (high - low), "uniform").pvalue > LEAST_PVALUE
+    assert_distributed((values - low) / (high - low), "uniform")
 
 
 def assert_distributed(values: ArrayLike, law: Any) -> None:
     from scipy import stats
 
-    assert stats.kstest(np.asarray(values), law).pvalue > LEAST_PVALUE
+    assert stats.kstest(np.asarray(values), law).pvalue > 1e-7
 
 
 def assert_share(chosen: ArrayLike, p: float) -> None:
@@ -63,8 +60,7 @@ def assert_shares(numbers: ArrayLike, shares: Sequence[float]) -> None:
     assert not counts[~possible].any()
     if possible.sum() == 1:
         return
-    expected = np.array(shares)[possible] * counts.sum()
-    assert stats.chisquare(counts[possible], expected).pvalue > LEAST_PVALUE
+    assert stats.chisquare(counts[possible], np.array(shares)[possible] * counts.sum()).pvalue > 1e-7
 
 
 def assert_independent(*rows: ArrayLike) -> None:
