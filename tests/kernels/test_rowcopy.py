@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -17,7 +16,7 @@ from shardio.kernels.rowread import read_rows, read_windows
 
 FORMS = tuple(filter(None, _rowcopy.KERNELS))
 # From here on native kernels store past the caches.
-STREAMED = 4 << 20
+STREAMED = 1 << 20
 GUARD = 0xA5
 
 
@@ -68,29 +67,16 @@ def test_large_rows_are_copied_one_after_the_other_and_to_lines(nbytes: int, shi
         assert untouched()
 
 
-def test_windows_of_every_small_size_and_place_are_copied() -> None:
-    rng = np.random.default_rng(1)
-    images = rng.integers(0, 256, (3, 4, 5, 3), dtype=np.uint8)
-    for h, w in product(range(1, 5), range(1, 6)):
-        corners = list(product(range(3), range(4 - h + 1), range(5 - w + 1)))
-        numbers, tops, lefts = np.array(corners).T
-        out, untouched = fenced((len(corners), h, w, 3), 7)
-        copy_windows(images, numbers, Windows.of_one_size(h, w, tops, lefts), out)
-        for image, (i, top, left) in zip(out, corners, strict=True):
-            assert np.array_equal(image, images[i, top : top + h, left : left + w]), (h, w, i, top, left)
-        assert untouched()
-
-
 def test_windows_of_several_sizes_are_copied_one_after_the_other() -> None:
     rng = np.random.default_rng(2)
-    for shape, count in (((5, 7, 3), 50), ((256, 300, 4), 80), ((256, 300, 3), 100), ((256, 300, 1), 300)):
+    for shape, count in (((4, 5, 3), 400), ((256, 300, 4), 30), ((256, 300, 3), 40), ((256, 300, 1), 110)):
         images = rng.integers(0, 256, (6, *shape), dtype=np.uint8)
         heights, widths = (rng.integers(1, side + 1, count) for side in shape[:2])
         heights[:2], widths[1:3] = shape[0], shape[1]
         tops, lefts = rng.integers(0, shape[0] - heights + 1), rng.integers(0, shape[1] - widths + 1)
         windows, numbers = Windows(tops, lefts, heights, widths), rng.integers(0, 6, count)
         out, untouched = fenced((int(windows.num_pixels.sum()) * shape[2],), 3)
-        assert (out.nbytes >= STREAMED) == (count > 50)
+        assert (out.nbytes >= STREAMED) == (shape != (4, 5, 3))
         assert copy_windows(images, numbers, windows, out) == count
         expected = [images[number][windows.part(i)].reshape(-1) for i, number in enumerate(numbers)]
         assert np.array_equal(out, np.concatenate(expected))
@@ -118,17 +104,13 @@ def test_nothing_is_copied_if_one_number_window_or_line_is_outside(bad: int, at:
 def test_shapes_that_do_not_fit_are_refused() -> None:
     rows, images = np.zeros((5, 60), np.uint8), np.zeros((5, 4, 5, 3), np.uint8)
     two, out = np.arange(2), np.zeros((2, 60), np.uint8)
-    for numbers, target in (
-        (np.arange(3), out),
-        (two, np.zeros((2, 59), np.uint8)),
-        (two, np.zeros((3, 60), np.uint8)),
-    ):
+    for numbers, target in ((np.arange(3), out), (two, out[:, :59].copy()), (two, np.zeros((3, 60), np.uint8))):
         with pytest.raises(ValueError, match="out must have the shape"):
             copy_rows(rows, numbers, target)
     for height, width in ((5, 5), (4, 6), (0, 5), (4, 0)):
-        with pytest.raises(IndexError, match=f"found {height} x {width} pixels at"):
+        with pytest.raises(IndexError, match=f"found {height} x {width} pixels"):
             copy_windows(images, two, Windows.of_one_size(height, width, two * 0, two * 0), out)
-    with pytest.raises(ValueError, match="out must be as large as"):
+    with pytest.raises(ValueError, match="as large as"):
         copy_windows(images, two, Windows.of_one_size(4, 5, two * 0, two * 0), np.zeros((2, 4, 5, 2), np.uint8))
     for count in (0, 1, 3):
         some = np.zeros(count, np.int64)
@@ -155,86 +137,39 @@ def test_no_kernel_writes_bytes_over_the_pointers_of_objects() -> None:
     assert (out == "kept").all()
 
 
-def test_numbers_of_other_types_and_strides_are_understood() -> None:
-    rows = random_rows(np.random.default_rng(0), 9, 50)
-    for numbers in (
-        np.arange(9, dtype=np.int32)[::-1],
-        np.arange(18, dtype=np.int64)[::2] // 2,
-        np.arange(9, dtype=np.uint8),
-    ):
-        out = np.zeros((9, 50), np.uint8)
-        copy_rows(rows, numbers, out)
-        assert np.array_equal(out, rows[numbers])
-
-
-def test_threads_copy_at_the_same_time() -> None:
-    rows = random_rows(np.random.default_rng(3), 50, 40_000)
-
-    def work(seed: int) -> None:
-        numbers, out = np.random.default_rng(seed).integers(0, 50, 64), np.zeros((64, 40_000), np.uint8)
-        copy_rows(rows, numbers, out)
-        assert np.array_equal(out, rows[numbers])
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
+NATIVE: dict[str, Any] = {
+    "rows": np.zeros((5, 20), np.uint8),
+    "row_nbytes": 20,
+    "numbers": np.array([0, 4]),
+    "starts": np.zeros(2, np.int64),
+    "pieces": np.array([2, 2]),
+    "piece_nbytes": np.array([10, 10]),
+    "stride": 10,
+    "places": None,
+    "out": np.zeros(40, np.uint8),
+    "kernel": 0,
+}
 
 
 @pytest.mark.parametrize(
-    ("change", "error"),
+    "change",
     [
-        ({"row_nbytes": 0}, ValueError),
-        ({"row_nbytes": -1}, ValueError),
-        ({"row_nbytes": 21}, IndexError),
-        ({"pieces": np.array([1, 0])}, IndexError),
-        ({"pieces": np.array([1, -1])}, IndexError),
-        ({"pieces": np.array([1, 2**62])}, IndexError),
-        ({"piece_nbytes": np.array([1, 0])}, IndexError),
-        ({"piece_nbytes": np.array([1, 11])}, IndexError),
-        ({"piece_nbytes": np.array([1, 2**62])}, IndexError),
-        ({"pieces": np.array([2])}, ValueError),
-        ({"pieces": None}, ValueError),
-        ({"pieces": np.array([2, 1])}, ValueError),
-        ({"piece_nbytes": np.array([10])}, ValueError),
-        ({"piece_nbytes": None}, ValueError),
-        ({"piece_nbytes": np.array([10, 9])}, ValueError),
-        ({"stride": -1}, ValueError),
-        ({"stride": 0}, IndexError),
-        ({"stride": 11}, IndexError),
-        ({"stride": 2**62}, IndexError),
-        ({"numbers": np.zeros(3, np.int64)}, ValueError),
-        ({"numbers": np.zeros(3, np.int8)}, ValueError),
-        ({"starts": np.zeros(3, np.int64)}, ValueError),
-        ({"starts": np.array([0, 1])}, IndexError),
-        ({"starts": np.array([0, -1])}, IndexError),
-        ({"numbers": np.array([0, 5])}, IndexError),
-        ({"out": np.zeros(41, np.uint8)}, ValueError),
-        ({"out": np.zeros(0, np.uint8)}, ValueError),
-        ({"out": b"x" * 40}, (TypeError, BufferError)),
-        ({"places": np.array([0, 21])}, ValueError),
-        ({"places": np.array([0, 41])}, IndexError),
-        ({"places": np.array([-1, 0])}, IndexError),
-        ({"places": np.array([0])}, ValueError),
-        ({"places": np.array([0, 20]), "pieces": np.array([2, 2**62])}, IndexError),
-        ({"kernel": -1}, ValueError),
-        ({"kernel": 99}, ValueError),
+        *({"row_nbytes": nbytes} for nbytes in (0, -1, 21)),
+        *({"pieces": np.array(pieces)} for pieces in ([1, 0], [1, -1], [1, 2**62], [2], [2, 1])),
+        *({"piece_nbytes": np.array(nbytes)} for nbytes in ([1, 0], [1, 11], [1, 2**62], [10], [10, 9])),
+        *({name: None} for name in ("pieces", "piece_nbytes")),
+        *({"stride": stride} for stride in (-1, 0, 11, 2**62)),
+        *({"numbers": numbers} for numbers in (np.zeros(3, np.int64), np.zeros(3, np.int8), np.array([0, 5]))),
+        *({"starts": starts} for starts in (np.zeros(3, np.int64), np.array([0, 1]), np.array([0, -1]))),
+        *({"out": out} for out in (np.full(41, GUARD, np.uint8), np.zeros(0, np.uint8), b"x" * 40)),
+        *({"places": np.array(places)} for places in ([0, 21], [0, 41], [-1, 0], [0])),
+        {"places": np.array([0, 20]), "pieces": np.array([2, 2**62])},
+        *({"kernel": kernel} for kernel in (-1, 99)),
     ],
 )
-def test_the_native_code_itself_refuses_what_would_leave_its_memory(
-    change: dict[str, object], error: type[Exception]
-) -> None:
-    good: dict[str, object] = {
-        "rows": np.zeros((5, 20), np.uint8),
-        "row_nbytes": 20,
-        "numbers": np.array([0, 4]),
-        "starts": np.zeros(2, np.int64),
-        "pieces": np.array([2, 2]),
-        "piece_nbytes": np.array([10, 10]),
-        "stride": 10,
-        "places": None,
-        "out": np.full(40, GUARD, np.uint8),
-        "kernel": 0,
-    }
-    _rowcopy.copy(*{**good, "out": np.zeros(40, np.uint8)}.values())  # type: ignore[call-arg]
-    with pytest.raises(error):
-        _rowcopy.copy(*{**good, **change}.values())  # type: ignore[call-arg]
-    assert (good["out"] == GUARD).all()  # type: ignore[union-attr]
+def test_the_native_code_itself_refuses_what_would_leave_its_memory(change: dict[str, Any]) -> None:
+    _rowcopy.copy(*NATIVE.values())
+    given = {**NATIVE, "out": np.full(40, GUARD, np.uint8), **change}
+    with pytest.raises((ValueError, IndexError, TypeError, BufferError)):
+        _rowcopy.copy(*given.values())
+    assert set(given["out"]) <= {GUARD, ord("x")}
