@@ -45,9 +45,16 @@ ORDER = np.array([5, 22, 5, 0, 19, 1, 1, 7, 20, 21, 3])
 def changed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[Path, NDArray[np.int64]]:
     """A set with arrays, and the stored row of each of its samples. No test changes the set."""
     out = make_plain_set(tmp_path_factory.mktemp("changed"), COUNT)
-    order = None if request.param == "in order" else ORDER
-    change_split(out, ARRAYS, order)
-    return out, np.arange(COUNT) if order is None else order
+    order = np.arange(COUNT) if request.param == "in order" else ORDER
+    change_split(out, ARRAYS, None if request.param == "in order" else order)
+    return out, order
+
+
+@pytest.fixture
+def out(make_set: Callable[..., Path]) -> Path:
+    """A set with arrays, in another order, which a test may damage."""
+    change_split(out := make_set(COUNT), ARRAYS, ORDER)
+    return out
 
 
 @pytest.fixture(params=["mmap", "pread", "direct", "staged", "guarded", "mixed"])
@@ -99,9 +106,8 @@ def test_every_reader_reads_pixels_windows_labels_and_arrays_of_any_samples(
         request = Request(indices, windows=one, channels=3, make=make, **parts)
         for part in (slice(0, 13), slice(13, None)):
             reader.read(request, memory, part)
-        for got, picture, top, left in zip(memory.images, pictures, windows.tops, windows.lefts, strict=True):
-            expected = picture if one is not windows else picture[top : top + 4, left : left + 3]
-            np.testing.assert_array_equal(got, expected)
+        for number, (got, picture) in enumerate(zip(memory.images, pictures, strict=True)):
+            np.testing.assert_array_equal(got, picture if one is None else picture[one.part(number)])
         assert np.array_equal(memory.indices, indices)
         relabeled = isinstance(reader, MixedReader) & is_second
         np.testing.assert_array_equal(memory.labels, np.where(relabeled, 6 - rows % 7, rows % 7))
@@ -109,33 +115,20 @@ def test_every_reader_reads_pixels_windows_labels_and_arrays_of_any_samples(
             np.testing.assert_array_equal(more[name], values[rows])
 
 
-def test_the_bytes_of_arrays_that_are_read_count_for_the_choice_of_a_reader(make_set: Callable[..., Path]) -> None:
-    out = make_set(COUNT)
-    change_split(out, ARRAYS)
+def test_the_bytes_of_arrays_that_are_read_count_for_the_choice_of_a_reader(out: Path) -> None:
     shards = open_shards(out)
     assert look_at(shards, 10).nbytes == 10 * 90
     assert look_at(shards, 10, ["small", "clip"]).nbytes == 10 * (36 + 32)
 
 
-def test_arrays_are_announced_with_their_pixels(make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    out = make_set(COUNT)
-    change_split(out, ARRAYS, ORDER)
+def test_arrays_are_announced_with_their_pixels(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = open_shards(out)
-    asked: list[tuple[int, list[int], Any, Any]] = []
-
-    def note(rows: NDArray[np.uint8], numbers: NDArray[np.int64], starts: Any = 0, nbytes: Any = None) -> None:
-        asked.append((id(rows), numbers.tolist(), np.asarray(starts).tolist(), np.asarray(nbytes).tolist()))
-
-    monkeypatch.setattr(shardset, "will_need", note)
-    windows = Windows.of_one_size(2, 2, np.array([1, 3]), np.array([0, 1]))
-    MappedReader(shards, ("", "depth", "clip")).will_read(Request(np.array([4, 7]), windows=windows))
-    tables = [shards.mapped(name) for name in ("", "depth", "clip")]
-    pixels, depth, clip = ((id(table.rows), table.numbers(np.array([4, 7])).tolist()) for table in tables)
-    assert asked == [
-        (*pixels, [15, 45], [30, 30]),  # two lines of 5 pixels of 3 bytes
-        (*depth, 0, None),
-        (*clip, 0, None),
-    ]
+    asked: list[Any] = []
+    monkeypatch.setattr(shardset, "will_need", lambda rows, numbers: asked.append((id(rows), numbers.tolist())))
+    names, samples = ("", "depth", "clip"), np.array([4, 7])
+    MappedReader(shards, names).will_read(Request(samples))
+    tables = map(shards.mapped, names)
+    assert asked == [(id(table.rows), table.numbers(samples).tolist()) for table in tables]
 
 
 def test_shards_are_staged_for_more_samples_than_are_stored(make_set: Callable[..., Path], tmp_path: Path) -> None:
@@ -153,10 +146,9 @@ def test_shards_are_staged_for_more_samples_than_are_stored(make_set: Callable[.
 def test_a_sample_has_its_arrays_by_name(changed: tuple[Path, NDArray[np.int64]]) -> None:
     out, order = changed
     shards = open_shards(out)
-    assert len(shards) == len(order)
-    for number, (image, label) in enumerate(shards):
-        np.testing.assert_array_equal(image, sample_pixels(order[number]))
-        assert label == order[number] % 7
+    for row, (image, label) in zip(order.tolist(), shards, strict=True):
+        np.testing.assert_array_equal(image, sample_pixels(row))
+        assert label == row % 7
     sample = pickle.loads(pickle.dumps(shards[2]))
     assert sample.arrays.keys() == ARRAYS.keys()
     for name, (_, values) in ARRAYS.items():
@@ -168,17 +160,14 @@ def test_a_sample_has_its_arrays_by_name(changed: tuple[Path, NDArray[np.int64]]
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread"])
-def test_a_row_that_is_not_stored_is_an_error_that_names_it(make_set: Callable[..., Path], io: Any) -> None:
-    out = make_set(COUNT)
-    change_split(out, {"clip": ARRAYS["clip"]}, ORDER)
+def test_a_row_that_is_not_stored_is_an_error_that_names_it(out: Path, io: Any) -> None:
     for wrong in (COUNT, -1, 1 << 62):
         entry = load_manifest(out).splits["train"].orders[0]
         data = bytearray((out / entry.file).read_bytes())
         data[HEADER_NBYTES + 32 : HEADER_NBYTES + 40] = wrong.to_bytes(8, "little", signed=True)
         reseal(out, entry, bytes(data))
-        shards = open_shards(out)
-        reader, _ = make_reader(shards, io, 1)
-        with pytest.raises(FormatError, match=rf"order-0.npy: sample 4: expected a stored row .* 22, found {wrong}"):
+        reader, _ = make_reader(open_shards(out), io, 1)
+        with pytest.raises(FormatError, match=rf"order-0.npy: sample 4: .* found {wrong}"):
             reader.copy("", np.array([1, 4]), np.empty((2, 6, 5, 3), np.uint8))
         with pytest.raises(FormatError, match="sample 4"):
             reader.copy("clip", np.array([4]), np.empty((1, 16), np.float16))
@@ -190,9 +179,7 @@ def test_a_row_that_is_not_stored_is_an_error_that_names_it(make_set: Callable[.
     ("name", "io"),
     [("train-order-0.npy", "mmap"), ("train-order-0.npy", "pread"), ("train-mask-crc32.npy", "direct")],
 )
-def test_a_damaged_order_or_checksum_of_an_array_is_an_error(make_set: Callable[..., Path], name: str, io: Any) -> None:
-    out = make_set(COUNT)
-    change_split(out, {"mask": ARRAYS["mask"]}, ORDER)
+def test_a_damaged_order_or_checksum_of_an_array_is_an_error(out: Path, name: str, io: Any) -> None:
     if io == "direct" and direct_alignment(out / name) is None:
         pytest.skip("O_DIRECT does not work here")
     flip(out / name, HEADER_NBYTES)
@@ -201,9 +188,7 @@ def test_a_damaged_order_or_checksum_of_an_array_is_an_error(make_set: Callable[
         list(loader)
 
 
-def test_an_array_that_was_replaced_before_it_is_first_read_is_an_error(make_set: Callable[..., Path]) -> None:
-    out = make_set(COUNT)
-    change_split(out, {"clip": ARRAYS["clip"]}, ORDER)
+def test_an_array_that_was_replaced_before_it_is_first_read_is_an_error(out: Path) -> None:
     shards = open_shards(out)
     path = out / shards.arrays["clip"].files[0].file
     other = shutil.copy(path, out / "other")
@@ -213,26 +198,23 @@ def test_an_array_that_was_replaced_before_it_is_first_read_is_an_error(make_set
         shards.values_of("clip", np.arange(3))
 
 
-def test_a_damaged_value_is_found_by_its_crc32(make_set: Callable[..., Path]) -> None:
-    out = make_set(COUNT)
-    change_split(out, {"clip": ARRAYS["clip"]}, ORDER)
+def test_a_damaged_value_is_found_by_its_crc32(out: Path) -> None:
     shards = open_shards(out)
     entry, offset = shards.mapped("clip").locate_one(4)
     flip(out / entry.file, offset)
     source = open_source(out, "train", None, None)
     inner = source.make_reader("pread", 1)
     guard = GuardedReader(inner, source.open([]), source.make_second())
-    indices, values = np.array([3, 4, 5]), np.empty((3, 16), np.float16)
     with pytest.raises(FormatError, match=rf"{entry.file}: the clip of sample 4 .* at byte {offset}: crc32"):
-        guard.copy("clip", indices, values)
+        guard.copy("clip", np.array([3, 4, 5]), np.empty((3, 16), np.float16))
     guard.close()
 
 
 def test_another_name_or_array_is_refused(changed: tuple[Path, NDArray[np.int64]]) -> None:
     shards = open_shards(changed[0])
-    with pytest.raises(ValueError, match=r"expected the name of an array \(clip, .*\); found 'masks'"):
+    with pytest.raises(ValueError, match=r"name of an array .*clip, .* found 'masks'"):
         shards.gather_array("masks", np.array([0]), np.empty(1))
-    with pytest.raises(ValueError, match="`out` must be C-contiguous, writeable float16"):
+    with pytest.raises(ValueError, match=r"`out` must be .* float16"):
         shards.gather_array("clip", np.array([0]), np.empty((1, 16), np.float32))
     with pytest.raises(IndexError):
         shards.gather_array("clip", np.array([99]), np.empty((1, 16), np.float16))

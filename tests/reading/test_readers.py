@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import random
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ import shardio.reading.mapping
 from shardio.changes.change import change
 from shardio.errors import FormatError
 from shardio.format.entries import FileEntry
-from shardio.format.manifest_file import load_manifest
+from shardio.format.layout import SampleShape
 from shardio.kernels import _rowread
 from shardio.kernels.rowcopy import Windows
 from shardio.reading.file_reader import FileReader
@@ -44,7 +44,7 @@ from shardio.sets.selection import Selection
 from shardio.system.opening import FolderHandle, OpenFile
 from shardio.system.pour import aligned_empty, direct_alignment
 
-SHAPES = [(6, 5, 3), (64, 64, 1), (63, 65, 2)]
+SMALL = (6, 5, 3)
 ENGINES = ["mmap", "pread", "drop", "direct 512", "direct 4096"]
 MakeReader = Callable[..., Reader]
 
@@ -61,18 +61,21 @@ def make_reader(shards: ShardSet, engine: str) -> Reader:
 
 
 @pytest.fixture
-def reader_of(closing: ExitStack) -> Callable[[ShardSet, str], Reader]:
-    """reader_of(shards, engine): closed at the end."""
-    return lambda shards, engine: closing.enter_context(contextlib.closing(make_reader(shards, engine)))
+def reader_of(make_set: Callable[..., Path], closing: ExitStack) -> MakeReader:
+    """reader_of(engine, ...): of make_set(...) or a set that is given, closed in the end."""
+
+    def make(engine: str, *of: Any) -> Reader:
+        shards = of[0] if isinstance(of[0], ShardSet) else open_shards(make_set(*of))
+        return closing.enter_context(contextlib.closing(make_reader(shards, engine)))
+
+    return make
 
 
-def pixels_of(indices: Sequence[int], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    if not len(indices):
-        return np.empty((0, *shape), np.uint8)
+def pixels_of(indices: Iterable[int], shape: SampleShape = SMALL) -> NDArray[np.uint8]:
     return np.stack([sample_pixels(i, shape) for i in indices])
 
 
-def read(reader: Reader, indices: Sequence[int] | NDArray[np.int64], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+def read(reader: Reader, indices: Sequence[int] | NDArray[np.int64], shape: SampleShape = SMALL) -> NDArray[np.uint8]:
     """Reads into aligned memory, with a margin that must stay as it is."""
     nbytes = int(np.prod(shape))
     memory = aligned_empty((len(indices) * nbytes + 8192,))
@@ -84,16 +87,21 @@ def read(reader: Reader, indices: Sequence[int] | NDArray[np.int64], shape: tupl
     return out
 
 
-# The same bytes.
+def assert_reads(reader: Reader, indices: Sequence[int], shape: SampleShape = SMALL) -> None:
+    assert np.array_equal(read(reader, indices, shape), pixels_of(indices, shape))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "request_nbytes"),
+    [(SMALL, 1 << 20), ((64, 64, 1), 1 << 20), ((63, 65, 2), 1 << 20), ((101, 100, 3), 8192), ((96, 128, 1), 8192)],
+)
 def test_random_batches_of_any_shape_are_right(
-    shape: tuple[int, int, int], engine: str, make_set: Callable[..., Path], reader_of: MakeReader
+    shape: SampleShape, request_nbytes: int, engine: str, reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards = open_shards(make_set(50, shape, 13))
-    reader = reader_of(shards, engine)
+    monkeypatch.setattr(shardio.reading.file_reader, "_REQUEST_NBYTES", request_nbytes)
+    monkeypatch.setattr(shardio.reading.file_reader, "_DETOUR_NBYTES", request_nbytes)
+    reader = reader_of(engine, 50, shape, 13)
     rng = np.random.default_rng(1)
     pictures = pixels_of(range(50), shape)
     for size in (0, 1, 2, 17, 100):
@@ -104,19 +112,6 @@ def test_random_batches_of_any_shape_are_right(
             unaligned = np.empty(len(indices) * pictures[0].nbytes + 1, np.uint8)[1:].reshape(len(indices), *shape)
             reader.copy("", indices, unaligned)
             assert np.array_equal(unaligned, pictures[indices])
-    assert np.array_equal(reader.column_of("label", np.arange(49, -1, -1)), np.arange(49, -1, -1) % 7)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_samples_larger_than_a_request_are_right(
-    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shardio.reading.file_reader, "_REQUEST_NBYTES", 8192)
-    monkeypatch.setattr(shardio.reading.file_reader, "_DETOUR_NBYTES", 8192)
-    for shape in ((101, 100, 3), (96, 128, 1)):
-        reader = reader_of(open_shards(make_set(7, shape, 3)), engine)
-        for indices in ([0], [6], [2, 3], [5, 4, 3, 2, 1, 0, 6], [1, 1, 5]):
-            assert np.array_equal(read(reader, indices, shape), pixels_of(indices, shape))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -127,7 +122,7 @@ def test_every_column_of_the_index_can_be_read(
     indices = np.array([39, 0, 7, 7, 21])
     for outcome in ("whole", "nothing"):
         monkeypatch.setattr(shardio.kernels.rowread, "_native", Stopping(outcome))
-        reader = reader_of(shards, engine)
+        reader = reader_of(engine, shards)
         for name in shards.index.dtype.names or ():
             expected = shards.index[name][indices]
             np.testing.assert_array_equal(reader.column_of(name, indices), expected, strict=True)
@@ -136,11 +131,11 @@ def test_every_column_of_the_index_can_be_read(
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_eight_threads_at_once_get_their_own_samples(
-    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+    engine: str, reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = (28, 28, 3)
     monkeypatch.setattr(shardio.system.opening, "most_open", lambda: 2)
-    reader = reader_of(open_shards(make_set(120, shape, 10)), engine)
+    reader = reader_of(engine, 120, shape, 10)
     pictures = pixels_of(range(120), shape)
 
     def work(seed: int) -> None:
@@ -157,30 +152,20 @@ def test_eight_threads_at_once_get_their_own_samples(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_hint_never_fails(engine: str, make_set: Callable[..., Path], reader_of: MakeReader) -> None:
-    reader = reader_of(open_shards(make_set(20)), engine)
+def test_a_hint_never_fails(engine: str, reader_of: MakeReader) -> None:
+    reader = reader_of(engine, 20)
     hint: Any
     for hint in ([], [0], [19, 19, 3], [-1, 5, 20], [1 << 62], range(3000), None, "x", [[1, 2]], [0.5]):
         reader.will_read(Request(np.array(hint)))
-    assert np.array_equal(read(reader, [3], (6, 5, 3)), pixels_of([3], (6, 5, 3)))
+    assert_reads(reader, [3])
 
 
-def test_samples_side_by_side_are_one_request(make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[int, int]] = []
-    preadv = os.preadv
-
-    def noting(descriptor: int, buffers: list[Any], offset: int) -> int:
-        calls.append((offset, len(buffers)))
-        return preadv(descriptor, buffers, offset)
-
-    reader = FileReader(open_shards(make_set(30, samples_per_shard=10)))
-    monkeypatch.setattr(os, "preadv", noting)
-    read(reader, [12, 3, 13, 5, 11, 4, 4, 20], (6, 5, 3))
+def test_samples_side_by_side_are_one_request(reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of("pread", 30)
+    monkeypatch.setattr(os, "preadv", preadv := Mock(wraps=os.preadv))
+    read(reader, [12, 3, 13, 5, 11, 4, 4, 20])
+    calls = [(offset, len(buffers)) for _, (_, buffers, offset), _ in preadv.mock_calls]
     assert calls == [(4096 + 3 * 90, 3), (4096 + 90, 3), (4096, 1)]
-    reader.close()
-
-
-# Reads through, past and out of the page cache.
 
 
 def cold(make_set: Callable[..., Path]) -> ShardSet:
@@ -192,26 +177,17 @@ def cold(make_set: Callable[..., Path]) -> ShardSet:
     return shards
 
 
-def test_direct_and_drop_behind_leave_nothing_in_the_page_cache(
-    make_set: Callable[..., Path], reader_of: MakeReader
+@pytest.mark.parametrize(("engine", "share"), [("drop", 0), ("direct 4096", 0), ("pread", 0.25), ("mmap", 0.25)])
+def test_the_page_cache_gets_what_is_read_and_nothing_around_it_or_nothing(
+    engine: str, share: float, make_set: Callable[..., Path], reader_of: MakeReader
 ) -> None:
     shards = cold(make_set)
-    for engine in ("drop", "direct 4096"):
-        read(reader_of(shards, engine), np.arange(64)[::-1], (256, 256, 1))
-        assert shards.resident_share() == 0.0, engine
-
-
-def test_pread_and_mmap_read_what_is_wanted_and_nothing_around_it(
-    make_set: Callable[..., Path], reader_of: MakeReader
-) -> None:
-    shards = cold(make_set)
-    for engine in ("pread", "mmap"):
-        reader = reader_of(shards, engine)
-        if engine == "pread":
-            read(reader, [0, 63], (256, 256, 1))  # opens the files: of their headers the kernel reads on
-        drop(shards.path)
-        read(reader, np.arange(0, 64, 4), (256, 256, 1))
-        assert shards.resident_share() == 0.25, engine
+    reader = reader_of(engine, shards)
+    if engine != "mmap":
+        read(reader, [0, 63], (256, 256, 1))  # opens the files: of their headers the kernel reads on
+    drop(shards.path)
+    read(reader, np.arange(0, 64, 4)[::-1], (256, 256, 1))
+    assert shards.resident_share() == share
 
 
 def test_an_announced_batch_comes_into_the_page_cache_by_itself_and_is_counted(make_set: Callable[..., Path]) -> None:
@@ -244,20 +220,12 @@ def test_small_rows_are_announced_only_where_one_in_a_hundred_is_missing(
 def test_only_the_lines_that_windows_cross_are_announced(make_set: Callable[..., Path]) -> None:
     """A line has 256 bytes, a page 16 lines, and the pixels begin on a page."""
     shards = cold(make_set)
-    reader = MappedReader(shards)
-    samples = np.array([40, 3, 3])
-    reader.will_read(
-        Request(samples, windows=Windows.of_one_size(16, 9, np.array([17, 32, 32]), np.array([0, 200, 247])))
-    )
-    first, second = (array.reshape(-1, 4096) for array in shards.mapped().file_rows)
+    windows = Windows.of_one_size(16, 9, np.array([17, 32, 32]), np.array([0, 200, 247]))
+    MappedReader(shards).will_read(Request(np.array([40, 3, 3]), windows=windows))
+    shard_pages = [rows.reshape(-1, 4096) for rows in shards.mapped().file_rows]
 
     def in_cache() -> list[int]:
-        return [
-            page + 512 * number
-            for number, pages in enumerate((first, second))
-            for page in range(len(pages))
-            if resident_share(pages, np.array([page]))
-        ]
+        return [i for i in range(1024) if resident_share(shard_pages[i // 512], np.array([i % 512]))]
 
     until(lambda: in_cache() == [3 * 16 + 2, 40 * 16 + 1, 40 * 16 + 2])
 
@@ -272,9 +240,6 @@ def test_the_kernel_does_not_tell_of_another_users_files(
     assert MappedReader(shards).begin_epoch()
 
 
-# Descriptors.
-
-
 @pytest.mark.parametrize("direct", [False, True])
 def test_few_files_are_open_at_a_time_and_none_after_the_end(
     direct: bool, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
@@ -285,15 +250,15 @@ def test_few_files_are_open_at_a_time_and_none_after_the_end(
     before = num_descriptors()
     reader = make_reader(shards, "direct 4096" if direct else "pread")
     for indices in (np.arange(60), np.random.default_rng(0).permutation(60)):
-        read(reader, indices, (6, 5, 3))
+        read(reader, indices)
         assert num_descriptors() == before + 6  # with the set's folder
     reader.close()
     reader.close()
     assert num_descriptors() == before
     with pytest.raises(RuntimeError, match="closed"):
-        read(reader, [1], (6, 5, 3))
+        read(reader, [1])
     reader = make_reader(shards, "pread")
-    read(reader, [1], (6, 5, 3))
+    read(reader, [1])
     del reader
     assert num_descriptors() == before
 
@@ -319,12 +284,10 @@ with ShardLoader(sets, 32, epoch_batches=10, io="pread", device="cpu", num_threa
 
 
 def test_without_a_free_descriptor_those_of_other_shards_are_given_back(
-    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, no_pauses: list[float]
+    reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch, no_pauses: list[float]
 ) -> None:
-    reader = FileReader(open_shards(make_set(60, (6, 5, 3), 2)))
-    limit = num_descriptors() + 3
-
-    open_file = SplitLayout.open_file
+    reader = reader_of("pread", 60, SMALL, 2)
+    limit, open_file = num_descriptors() + 3, SplitLayout.open_file
 
     def limited(layout: SplitLayout, entry: FileEntry, folder: FolderHandle | None = None) -> OpenFile:
         if num_descriptors() >= limit:
@@ -332,35 +295,30 @@ def test_without_a_free_descriptor_those_of_other_shards_are_given_back(
         return open_file(layout, entry, folder)
 
     monkeypatch.setattr(SplitLayout, "open_file", limited)
-    indices = np.random.default_rng(0).permutation(60)
-    assert np.array_equal(read(reader, indices, (6, 5, 3)), pixels_of(indices.tolist(), (6, 5, 3)))
+    assert_reads(reader, np.random.default_rng(0).permutation(60).tolist())
     assert reader.counts().retries > 0
-    reader.close()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_closing_while_others_read_ends_them_well(
-    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+    engine: str, reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shardio.system.opening, "most_open", lambda: 2)
-    shards, pictures = open_shards(make_set(60, (6, 5, 3), 2)), pixels_of(range(60), (6, 5, 3))
+    pictures = pixels_of(range(60))
     for _ in range(2):
-        reader, started = reader_of(shards, engine), threading.Barrier(4)
+        reader, started = reader_of(engine, 60, SMALL, 2), threading.Barrier(4)
 
         def work(_: int, reader: Reader = reader, started: threading.Barrier = started) -> None:
             started.wait(10)
             with contextlib.suppress(RuntimeError):  # closed
                 for _ in range(20):
-                    assert np.array_equal(read(reader, np.arange(60)[::-1], (6, 5, 3)), pictures[::-1])
+                    assert np.array_equal(read(reader, np.arange(60)[::-1]), pictures[::-1])
 
         with ThreadPoolExecutor(3) as pool:
             readings = pool.map(work, range(3), timeout=10)
             started.wait(10)
             reader.close()
             list(readings)
-
-
-# Errors.
 
 
 class Faults:
@@ -407,14 +365,13 @@ TRANSIENT = [errno.EIO, errno.ESTALE, errno.ETIMEDOUT]
 def opened(request: pytest.FixtureRequest, make_set: Callable[..., Path], reader_of: MakeReader) -> tuple[Path, Reader]:
     """A set of 20 samples, ten in a shard, and its reader."""
     path = make_set(20)
-    return path, reader_of(open_shards(path), request.param)
+    return path, reader_of(request.param, 20)
 
 
 def test_an_error_that_passes_is_not_seen(opened: tuple[Path, Reader], faults: Faults, no_pauses: list[float]) -> None:
     _, reader = opened
     faults.plan = [failure(errno.EIO), None, failure(errno.ESTALE), failure(errno.ETIMEDOUT)]
-    indices = [13, 2, 19, 5]
-    assert np.array_equal(read(reader, indices, (6, 5, 3)), pixels_of(indices, (6, 5, 3)))
+    assert_reads(reader, [13, 2, 19, 5])
     assert reader.counts().retries == len(no_pauses) == 3
     assert sum(no_pauses) < 1
 
@@ -425,96 +382,74 @@ def test_an_error_that_stays_is_raised_and_names_what_could_not_be_read(
 ) -> None:
     path, reader = opened
     faults.calls, faults.rest = 0, failure(code)
-    with pytest.raises(OSError) as caught:
-        read(reader, [17, 18], (6, 5, 3))
+    with pytest.raises(type(failure(code)), match=rf"sample 17 .*byte {4096 + 7 * 90} ") as caught:
+        read(reader, [17, 18])
     assert caught.value.errno == code
-    assert type(caught.value) is type(failure(code))
     assert caught.value.filename == str(path / "train-00001.npy")
-    for part in (os.strerror(code), "sample 17 ", f"byte {4096 + 7 * 90} ", f"attempts: {faults.calls}", ";"):
-        assert part in str(caught.value)
+    assert f"attempts: {faults.calls}" in str(caught.value)
     assert faults.calls == (4 if code in TRANSIENT else 1)
     assert len(no_pauses) == faults.calls - 1
     faults.rest = 0  # a read that never ends
-    with pytest.raises(OSError, match=r"only 0 of \d+ bytes came: reading sample 17 at byte"):
-        read(reader, [17], (6, 5, 3))
+    with pytest.raises(OSError, match=r"only 0 of \d+ bytes came: reading sample 17"):
+        read(reader, [17])
     faults.rest = None
-    assert np.array_equal(read(reader, [17, 18], (6, 5, 3)), pixels_of([17, 18], (6, 5, 3)))
+    assert_reads(reader, [17, 18])
 
 
 @pytest.mark.parametrize("engine", FILE_ENGINES)
-@pytest.mark.parametrize("shape", [(6, 5, 3), (64, 64, 1)])
+@pytest.mark.parametrize("shape", [SMALL, (64, 64, 1)])
 def test_whatever_comes_in_pieces_is_put_together(
-    shape: tuple[int, int, int],
-    engine: str,
-    make_set: Callable[..., Path],
-    reader_of: MakeReader,
-    faults: Faults,
-    no_pauses: list[float],
+    shape: SampleShape, engine: str, reader_of: MakeReader, faults: Faults, no_pauses: list[float]
 ) -> None:
-    reader = reader_of(open_shards(make_set(20, shape)), engine)
+    reader = reader_of(engine, 20, shape)
     rng = np.random.default_rng(0)
     for most in (1, 89, 90, 513, 4096, 9000):
         for indices in ([13], [13, 14, 15], [3, 4, 5, 19, 2, 7], rng.integers(0, 20, 30).tolist()):
             faults.plan = [most, most, None, most, 2 * most, 3 * most, None, None, most]
-            assert np.array_equal(read(reader, indices, shape), pixels_of(indices, shape)), (most, indices)
+            assert_reads(reader, indices, shape)
 
 
 def test_a_stale_file_is_opened_again(opened: tuple[Path, Reader], faults: Faults, no_pauses: list[float]) -> None:
     path, reader = opened
     shard = path / "train-00001.npy"
     data = shard.read_bytes()
-    read(reader, [13], (6, 5, 3))
+    read(reader, [13])
     shard.unlink()
     faults.plan = [failure(errno.ESTALE)]
-    with pytest.raises(FormatError, match=r"train-00001\.npy: expected a file of the shard set, found nothing"):
-        read(reader, [13], (6, 5, 3))
+    with pytest.raises(FormatError, match=r"train-00001\.npy: .* found nothing"):
+        read(reader, [13])
     shard.write_bytes(data)
-    assert np.array_equal(read(reader, [13], (6, 5, 3)), pixels_of([13], (6, 5, 3)))
+    assert_reads(reader, [13])
 
 
 def test_a_shard_that_is_cut_while_it_is_open_is_an_error_and_no_signal(opened: tuple[Path, Reader]) -> None:
     path, reader = opened
-    read(reader, [13], (6, 5, 3))
+    read(reader, [13])
     whole = (path / "train-00001.npy").stat().st_size
     for nbytes in (whole - 1, whole - 91, 4096, 10, 0):
         os.truncate(path / "train-00001.npy", nbytes)
         with pytest.raises(FormatError, match=rf"train-00001\.npy: expected {whole} bytes.*found {nbytes} bytes"):
-            read(reader, [19], (6, 5, 3))
-        assert np.array_equal(read(reader, [7], (6, 5, 3)), pixels_of([7], (6, 5, 3)))
-
-
-@pytest.mark.parametrize("engine", FILE_ENGINES)
-def test_a_shard_that_is_replaced_by_another_is_an_error_when_it_is_opened_again(
-    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shardio.system.opening, "most_open", lambda: 1)
-    path = make_set(20)
-    reader = reader_of(open_shards(path), engine)
-    other = make_set(20, (6, 5, 3), 9)
-    os.replace(other / "train-00001.npy", path / "train-00001.npy")
-    with pytest.raises(FormatError, match=r"train-00001\.npy: expected 4996 bytes.*found 4906"):
-        read(reader, [3, 13], (6, 5, 3))
-    (path / "train-00001.npy").unlink()
-    (path / "train-00001.npy").symlink_to(path / "train-00000.npy")
-    with pytest.raises(FormatError, match=r"train-00001\.npy: expected a regular file, found a symbolic link"):
-        read(reader, [3, 13], (6, 5, 3))
+            read(reader, [19])
+        assert_reads(reader, [7])
 
 
 @pytest.mark.parametrize("engine", FILE_ENGINES)
 @pytest.mark.parametrize(
-    ("what", "is_fatal"),
+    ("what", "error"),
     [
-        ("the link is moved", False),
-        ("the folder is renamed", False),
-        ("the same set is copied over it", False),
-        ("the files are touched", False),
-        ("a shard is replaced", True),
-        ("another set is copied over it", True),
+        ("the link is moved", ""),
+        ("the folder is renamed", ""),
+        ("the same set is copied over it", ""),
+        ("the files are touched", ""),
+        ("a shard is replaced", "replaced"),
+        ("another set is copied over it", "replaced"),
+        ("a shard becomes a link", "train-00001.npy: .* a symbolic link"),
+        ("a shard becomes smaller", "train-00001.npy: expected 4996 bytes.*found 4906"),
     ],
 )
 def test_a_reader_reads_the_set_that_was_opened_and_no_other(
     what: str,
-    is_fatal: bool,
+    error: str,
     engine: str,
     make_set: Callable[..., Path],
     reader_of: MakeReader,
@@ -528,7 +463,7 @@ def test_a_reader_reads_the_set_that_was_opened_and_no_other(
         flip(other / f"train-{number:05d}.npy", 4096 + 3 * 90)
         os.utime(other / f"train-{number:05d}.npy")
     link.symlink_to(path)
-    reader = reader_of(open_shards(link), engine)
+    reader = reader_of(engine, open_shards(link))
     if what == "the link is moved":
         link.unlink()
         link.symlink_to(other)
@@ -537,47 +472,47 @@ def test_a_reader_reads_the_set_that_was_opened_and_no_other(
         other.rename(path)
     elif what == "a shard is replaced":
         (other / "train-00001.npy").replace(path / "train-00001.npy")
+    elif what == "a shard becomes smaller":
+        (make_set(20, SMALL, 9) / "train-00001.npy").replace(path / "train-00001.npy")
+    elif what == "a shard becomes a link":
+        (path / "train-00001.npy").rename(path / "other")
+        (path / "train-00001.npy").symlink_to("other")
     elif what == "the files are touched":
         for file in path.iterdir():
             os.utime(file)
     else:
         shutil.rmtree(path)
         (same if what.startswith("the same") else other).rename(path)
-    with pytest.raises(FormatError, match="replaced") if is_fatal else contextlib.nullcontext():
+    with pytest.raises(FormatError, match=error) if error else contextlib.nullcontext():
         for _ in range(2):
-            assert np.array_equal(read(reader, [3, 13], (6, 5, 3)), pixels_of([3, 13], (6, 5, 3)))
+            assert_reads(reader, [3, 13])
 
 
-@pytest.mark.parametrize("engine", FILE_ENGINES)
 def test_a_reader_reads_the_open_files_of_a_set_that_was_deleted_and_names_others(
-    engine: str, make_set: Callable[..., Path], reader_of: MakeReader
+    opened: tuple[Path, Reader],
 ) -> None:
-    path = make_set(20)
-    reader = reader_of(open_shards(path), engine)
-    read(reader, [3], (6, 5, 3))
+    path, reader = opened
+    read(reader, [3])
     shutil.rmtree(path)
-    assert np.array_equal(read(reader, [7], (6, 5, 3)), pixels_of([7], (6, 5, 3)))
+    assert_reads(reader, [7])
     with pytest.raises(FormatError, match=r"train-00001\.npy: .* found nothing"):
-        read(reader, [13], (6, 5, 3))
+        read(reader, [13])
 
 
 def test_a_filesystem_that_numbers_files_anew_costs_one_file_to_be_hashed(
     make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shardio.system.opening, "most_open", lambda: 1)
-    hashed: list[str] = []
-    sha256 = shardio.format.opening._sha256
     path = make_set(40)
-    reader = reader_of(open_shards(path), "pread")
-    monkeypatch.setattr(
-        shardio.format.opening, "_sha256", lambda *words: (hashed.append(words[2].file), sha256(*words))[1]
-    )
+    reader = reader_of("pread", 40)
+    sha256 = Mock(wraps=shardio.format.opening._sha256)
+    monkeypatch.setattr(shardio.format.opening, "_sha256", sha256)
     for shard in path.glob("train-0*.npy"):
         shutil.copy2(shard, path / "copy")
         (path / "copy").replace(shard)
     for _ in range(2):
-        assert np.array_equal(read(reader, [3, 13, 23], (6, 5, 3)), pixels_of([3, 13, 23], (6, 5, 3)))
-    assert len(hashed) == 1
+        assert_reads(reader, [3, 13, 23])
+    assert sha256.call_count == 1
 
 
 def test_what_is_wrong_with_the_index_is_an_error_where_labels_were_wanted(
@@ -586,10 +521,10 @@ def test_what_is_wrong_with_the_index_is_an_error_where_labels_were_wanted(
     path, reader = opened
     expected = reader.column_of("label", np.arange(20))
     faults.rest = failure(errno.EIO)
-    with pytest.raises(OSError, match=r"reading the label of sample 7 at byte \d+ failed \(attempts: 4\)") as caught:
+    with pytest.raises(OSError, match="the label of sample 7 ") as caught:
         reader.column_of("label", np.array([7]))
     assert caught.value.filename == str(path / "train-index.npy")
-    with pytest.raises(OSError, match=r"reading the crc32 of sample 19 at byte \d+ failed"):
+    with pytest.raises(OSError, match="the crc32 of sample 19 "):
         reader.column_of("crc32", np.array([19]))
     faults.rest = None
     faults.plan = [failure(errno.EIO), failure(errno.ESTALE)]
@@ -597,9 +532,6 @@ def test_what_is_wrong_with_the_index_is_an_error_where_labels_were_wanted(
     os.truncate(path / "train-index.npy", 4200)
     with pytest.raises(FormatError, match=r"train-index\.npy: expected .* found 4200"):
         reader.column_of("label", np.array([0, 19]))
-
-
-# O_DIRECT.
 
 
 def test_what_o_direct_demands_is_found_by_trying(
@@ -620,23 +552,20 @@ def test_what_o_direct_demands_is_found_by_trying(
 
 @pytest.mark.parametrize("shape", [(64, 64, 1), (64, 64, 3)])
 def test_memory_that_no_disk_may_write_to_is_filled_by_a_detour(
-    shape: tuple[int, int, int], make_set: Callable[..., Path], reader_of: MakeReader, faults: Faults
+    shape: SampleShape, reader_of: MakeReader, faults: Faults
 ) -> None:
-    reader = reader_of(open_shards(make_set(20, shape)), "direct 4096")
+    reader = reader_of("direct 4096", 20, shape)
     faults.plan = [None, failure(errno.EFAULT)]
     for indices in ([3, 13, 4, 5], [19, 3, 3]):
-        assert np.array_equal(read(reader, indices, shape), pixels_of(indices, shape))
+        assert_reads(reader, indices, shape)
     assert reader.counts().retries == 0
     for engine in ("pread", "direct 4096"):
-        reader = reader_of(open_shards(make_set(20, shape)), engine)
+        reader = reader_of(engine, 20, shape)
         faults.rest = failure(errno.EFAULT)
         with pytest.raises(OSError, match="reading sample 3 at byte") as caught:
             read(reader, [3], shape)
         assert caught.value.errno == errno.EFAULT
         faults.rest = None
-
-
-# Natively: many rows in one call.
 
 
 class Stopping:
@@ -663,42 +592,33 @@ def outcome(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("outcome")
 @pytest.mark.parametrize("engine", FILE_ENGINES)
-def test_what_the_native_call_leaves_is_read_one_by_one(
-    engine: str, make_set: Callable[..., Path], reader_of: MakeReader
-) -> None:
+def test_what_the_native_call_leaves_is_read_one_by_one(engine: str, reader_of: MakeReader) -> None:
     shape = (64, 64, 1)  # 4096 bytes: direct can put them where they belong
-    reader, rng = reader_of(open_shards(make_set(60, shape)), engine), random.Random(engine)
+    reader, rng = reader_of(engine, 60, shape), random.Random(engine)
     for _ in range(5):
         indices = rng.sample(range(0, 60, 2), rng.randint(1, 30))  # no two side by side
         before = reader.counts().nbytes
-        assert np.array_equal(read(reader, indices, shape), pixels_of(indices, shape))
+        assert_reads(reader, indices, shape)
         assert reader.counts().nbytes - before == len(indices) * 4096
 
 
 @pytest.mark.parametrize(
-    ("change", "error"),
+    "change",
     [
-        ({"offsets": np.array([0, -1])}, IndexError),
-        ({"places": np.array([0, -1])}, IndexError),
-        ({"places": np.array([0, 11])}, IndexError),
-        ({"nbytes": 2**62}, IndexError),
-        ({"nbytes": 0}, ValueError),
-        ({"nbytes": -1}, ValueError),
-        ({"places": np.array([0])}, ValueError),
-        ({"offsets": np.zeros(3, np.int8)}, ValueError),
-        ({"out": bytes(20)}, (TypeError, BufferError)),
+        *({"offsets": offsets} for offsets in (np.array([0, -1]), np.zeros(3, np.int8))),
+        *({"places": np.array(places)} for places in ([0, -1], [0, 11], [0])),
+        *({"nbytes": nbytes} for nbytes in (2**62, 0, -1)),
+        {"out": bytes(20)},
     ],
 )
-def test_the_native_call_refuses_what_would_leave_its_memory(
-    change: dict[str, Any], error: type[Exception], tmp_path: Path
-) -> None:
+def test_the_native_call_refuses_what_would_leave_its_memory(change: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(range(100)))
     with open(tmp_path / "file", "rb") as file:
         good = {"offsets": np.array([50, 7]), "places": np.array([0, 10]), "nbytes": 10, "out": np.zeros(20, np.uint8)}
         assert _rowread.read_rows(file.fileno(), *good.values(), False) == 2
         assert good["out"].tolist() == [*range(50, 60), *range(7, 17)]
         out = good["out"] = np.full(20, 9, np.uint8)
-        with pytest.raises(error):
+        with pytest.raises((IndexError, ValueError, TypeError, BufferError)):
             _rowread.read_rows(file.fileno(), *{**good, **change}.values(), True)
         assert (out == 9).all()
         for offsets, done in (([50, 95], 1), ([95, 50], 0), ([2**62, 0], 0)):  # beyond the end of the file
@@ -712,11 +632,9 @@ def test_the_native_call_refuses_what_would_leave_its_memory(
 
 @pytest.mark.usefixtures("outcome")
 @pytest.mark.parametrize("engine", FILE_ENGINES)
-def test_windows_that_the_native_call_leaves_are_read_one_by_one(
-    engine: str, make_set: Callable[..., Path], reader_of: MakeReader
-) -> None:
+def test_windows_that_the_native_call_leaves_are_read_one_by_one(engine: str, reader_of: MakeReader) -> None:
     shape = (64, 64, 3)  # of which eight lines are three sectors of 512 bytes
-    reader = reader_of(open_shards(make_set(60, shape)), engine)
+    reader = reader_of(engine, 60, shape)
     rng = np.random.default_rng(FILE_ENGINES.index(engine))
     lines = reader.whole_lines
     assert (lines * 64 * 3 % (int(engine.split()[1]) if engine.startswith("direct") else 1), 64 % lines) == (0, 0)
@@ -736,14 +654,10 @@ def test_windows_that_the_native_call_leaves_are_read_one_by_one(
 @pytest.mark.parametrize(
     "window",
     [
-        (-1, 2, 5, 0),
-        (2**62 + 1, 2, 5, 0),
-        (0, 0, 5, 0),
-        (0, 2**62, 5, 0),
-        (0, 2, 0, 0),
-        (0, 2, 11, 0),
-        (0, 2, 5, -1),
-        (0, 2, 5, 11),
+        *((start, 2, 5, 0) for start in (-1, 2**62 + 1)),
+        *((0, lines, 5, 0) for lines in (0, 2**62)),
+        *((0, 2, nbytes, 0) for nbytes in (0, 11)),
+        *((0, 2, 5, place) for place in (-1, 11)),
         (0, 3, 7, 0),
         (9, 9, 1, 0),  # more than there is room for
     ],
@@ -757,9 +671,9 @@ def test_the_native_call_refuses_windows_that_would_leave_its_memory(window: tup
         with pytest.raises(IndexError):
             read(np.array([good[0], window]), 10, 1, room, out, True)
         for stride, alignment in ((0, 1), (-1, 1), (10, 0), (10, -1)):
-            with pytest.raises(ValueError, match="a stride and an alignment above 0"):
+            with pytest.raises(ValueError, match="stride"):
                 read(good, stride, alignment, room, out, True)
-        with pytest.raises(ValueError, match="four numbers for each window"):
+        with pytest.raises(ValueError, match="four numbers"):
             read(good.reshape(-1)[:7], 10, 1, room, out, True)
         assert (out == 9).all()
         for alignment in (1, 8):
@@ -767,16 +681,3 @@ def test_the_native_call_refuses_windows_that_would_leave_its_memory(window: tup
             assert out.tolist() == [*range(50, 55), *range(60, 65), *range(7, 17)]
         assert read(np.array([[95, 1, 5, 0], [95, 2, 5, 10]]), 10, 1, room, out, False) == 1  # beyond the end
     assert _rowread.read_windows(-1, good, 10, 1, room, out, False) == 0
-
-
-def test_a_file_reader_needs_no_mapping(make_set: Callable[..., Path]) -> None:
-    path = make_set(20)
-    expected = np.empty((20, 6, 5, 3), np.uint8)
-    open_shards(path).gather(np.arange(20), expected)
-    gc.collect()
-    found = np.empty_like(expected)
-    reader = FileReader(SplitLayout(path, load_manifest(path), "train"))
-    reader.copy("", np.arange(20), found)
-    assert np.array_equal(found, expected)
-    assert str(path) not in Path("/proc/self/maps").read_text()
-    reader.close()

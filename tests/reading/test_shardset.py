@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import hashlib
 import itertools
 import mmap
 import os
@@ -13,8 +12,7 @@ import re
 import resource
 import shutil
 import warnings
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,35 +33,6 @@ from shardio.reading.mapping import RowMapping
 from shardio.reading.shardset import Sample, open_shards
 from shardio.sets.rows import write_index
 
-SETS: list[tuple[SampleShape, list[int]]] = [
-    ((1, 1, 1), [1]),
-    ((3, 5, 1), [1, 1]),
-    ((7, 11, 3), [2, 1, 4]),
-    ((16, 16, 16), [5, 1, 3, 2]),
-    ((64, 65, 1), [1, 3, 1, 5, 2]),
-]
-
-
-def write_set(out: Path, counts: Sequence[int], shape: SampleShape, split: str = "train") -> NDArray[np.uint8]:
-    """A set with a shard of each of `counts` samples, written without ShardWriter; its pixels. Labels are 0, 3, 6..."""
-    total = sum(counts)
-    pixels = np.random.default_rng(total).integers(0, 256, (total, *shape), dtype=np.uint8)
-    out.mkdir(parents=True)
-    shards = []
-    for number, (start, count) in enumerate(zip(itertools.accumulate([0, *counts]), counts, strict=False)):
-        data = pixels_row(shape).file_header(count) + pixels[start : start + count].tobytes()
-        name = f"{split}-{number:05d}.npy"
-        (out / name).write_bytes(data)
-        shards.append(ShardEntry(name, len(data), hashlib.sha256(data).hexdigest(), count, pixels_row(shape)))
-    rows = np.zeros(total, index_dtype(12))
-    rows["label"] = 3 * np.arange(total)
-    rows["key"] = [b"k%d" % i for i in range(total)]
-    rows["source_width"], rows["source_height"] = 500, np.arange(total)
-    rows["crc32"] = [zlib.crc32(sample.tobytes()) for sample in pixels]
-    entry = SplitEntry(total, write_index(out, split, rows), tuple(shards))
-    commit_manifest(out, Manifest(shape, (), {split: entry}))
-    return pixels
-
 
 def maps_of(folder: Path) -> int:
     """How many files of the folder are mapped into this process."""
@@ -71,34 +40,25 @@ def maps_of(folder: Path) -> int:
 
 
 def descriptors_of(folder: Path) -> list[str]:
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        if os.path.islink(path := f"/proc/self/fd/{name}"):
-            found.append(os.readlink(path))
-    return [target for target in found if target.startswith(str(folder))]
+    links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+    return [path for path in links if os.path.islink(path) and os.readlink(path).startswith(str(folder))]
 
 
-def fresh(indices: NDArray[np.integer] | Sequence[int], shape: SampleShape, fill: int = 77) -> NDArray[np.uint8]:
-    return np.full((len(indices), *shape), fill, np.uint8)
-
-
-# --- a sequence of samples -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("shape", "counts"), SETS, ids=str)
-def test_a_set_is_the_sequence_of_its_samples(tmp_path: Path, shape: SampleShape, counts: list[int]) -> None:
-    pixels = write_set(tmp_path / "set", counts, shape)
-    shards = open_shards(tmp_path / "set")
-    total = sum(counts)
-    assert len(shards) == total
-    for i in range(-total, total):
+@pytest.mark.parametrize(
+    ("count", "shape", "per_shard"),
+    [(1, (1, 1, 1), 1), (2, (3, 5, 1), 1), (7, (7, 11, 3), 3), (11, (16, 16, 16), 4), (12, (64, 65, 1), 5)],
+)
+def test_a_set_is_the_sequence_of_its_samples(
+    make_set: Callable[..., Path], count: int, shape: SampleShape, per_shard: int
+) -> None:
+    shards = open_shards(make_set(count, shape, per_shard))
+    assert len(shards) == count
+    for i in range(-count, count):
         sample = shards[i]
         assert isinstance(sample, Sample)
-        np.testing.assert_array_equal(sample.image, pixels[i], strict=True)
-        assert (sample.label, type(sample.label)) == (3 * (i % total), int)
-    arrays = shards.mapped().file_rows
-    assert [len(array) for array in arrays] == counts
-    np.testing.assert_array_equal(np.concatenate(arrays), pixels.reshape(total, -1), strict=True)
+        np.testing.assert_array_equal(sample.image, sample_pixels(i % count, shape), strict=True)
+        assert (sample.label, type(sample.label)) == (i % count % 7, int)
+    assert len(shards.mapped().file_rows) == -(-count // per_shard)
 
 
 def test_iteration_and_slices_are_those_of_a_list(make_set: Callable[..., Path]) -> None:
@@ -179,35 +139,25 @@ def test_a_pinned_set_opens_by_its_digest_or_the_beginning_of_it_and_no_other_do
     for length in (12, 64):
         assert open_shards(make_set(7), digest=digest[:length]).digest == digest
     for pinned in ("0" * 12, "f" * 64):
-        with pytest.raises(FormatError, match=rf"digest: expected {pinned}, found {digest}: .*`shardio info`"):
+        with pytest.raises(FormatError, match=f"digest: expected {pinned}, found {digest}"):
             open_shards(make_set(7), digest=pinned)
 
 
 @pytest.mark.parametrize("pinned", [4, "", "abcdef01234", "A" * 12, "a" * 65, "a" * 12 + "\n"])
 def test_what_is_no_digest_is_a_mistake_of_the_caller(pinned: Any, make_set: Callable[..., Path]) -> None:
-    with pytest.raises(ValueError, match="digest must be the 64 lower-case hexadecimal digits") as caught:
+    with pytest.raises(ValueError, match="digest must be") as caught:
         open_shards(make_set(7), digest=pinned)
     assert not isinstance(caught.value, FormatError)
 
 
-# --- the index -------------------------------------------------------------------------------------------------------
-
-
 def test_columns_of_some_samples_are_copies_of_the_index(make_set: Callable[..., Path]) -> None:
     shards = open_shards(make_set(23))
-    indices = np.array([22, 0, 5, 5, 17])
-    assert shards.index.dtype.names is not None
-    for name in shards.index.dtype.names:
-        column = shards.column_of(name, indices)
-        np.testing.assert_array_equal(column, shards.index[name][indices], strict=True)
-        column[:] = 0
+    column = shards.column_of("key", np.array([22, 0]))
+    assert column.tolist() == [b"c1/22.png", b"c0/0.png"]
+    column[:] = b"x"
     assert shards.index["key"][0] == b"c0/0.png"
-    assert len(shards.column_of("crc32", indices[:0])) == 0
     with pytest.raises(ValueError, match=r"one of label, key, .*, crc32; found 'size'"):
-        shards.column_of("size", indices)
-
-
-# --- gather ----------------------------------------------------------------------------------------------------------
+        shards.column_of("size", np.array([22]))
 
 
 WIDE = np.arange(70).reshape(35, 2)
@@ -223,22 +173,17 @@ WIDE = np.arange(70).reshape(35, 2)
 )
 def test_gather_takes_integers_of_any_type_and_layout(make_set: Callable[..., Path], indices: Any) -> None:
     shards = open_shards(make_set(70))
-    out = fresh(indices, (6, 5, 3))
+    out = np.empty((len(indices), 6, 5, 3), np.uint8)
     shards.gather(indices, out)
-    for i, image in zip(indices, out, strict=True):
-        np.testing.assert_array_equal(image, sample_pixels(int(i)))
+    np.testing.assert_array_equal(out, [sample_pixels(int(i)) for i in indices])
 
 
 def marked(*shape: int, dtype: Any = np.uint8) -> NDArray[Any]:
     return np.full(shape, 77, dtype)
 
 
-def read_only(out: NDArray[Any]) -> NDArray[Any]:
-    out.flags.writeable = False
-    return out
-
-
-OUT = marked(2, 6, 5, 3)
+OUT, READ_ONLY = marked(2, 6, 5, 3), marked(2, 6, 5, 3)
+READ_ONLY.flags.writeable = False
 NO_INDICES = np.zeros(0, np.int64)
 
 
@@ -257,7 +202,7 @@ NO_INDICES = np.zeros(0, np.int64)
             (np.array([1, 2]), bad, ValueError, f"uint8 of shape (2, 6, 5, 3); found {bad.dtype} of shape {bad.shape}")
             for bad in (marked(3, 6, 5, 3), marked(2, 90), marked(2, 6, 5, 3, dtype=np.int8), marked(4, 6, 5, 3)[::2])
         ),
-        (np.array([1, 2]), read_only(marked(2, 6, 5, 3)), ValueError, "read-only"),
+        (np.array([1, 2]), READ_ONLY, ValueError, "read-only"),
         (NO_INDICES, OUT[:1], ValueError, "of shape (0, 6, 5, 3); found uint8 of shape (1, 6, 5, 3)"),
     ],
 )
@@ -273,9 +218,6 @@ def test_what_cannot_be_gathered_is_refused_before_anything_is_copied(
     if not words.endswith(str(out.shape)) and "read-only" not in words:
         with pytest.raises(error, match=re.escape(words)):
             shards.labels_of(indices)
-
-
-# --- mappings and descriptors ----------------------------------------------------------------------------------------
 
 
 def test_no_descriptor_stays_open_and_mappings_go_with_the_last_array_that_uses_them(
@@ -303,54 +245,38 @@ def test_a_removed_set_stays_readable_while_it_is_open(make_set: Callable[..., P
     out = make_set(35)
     shards = open_shards(out)
     shutil.rmtree(out)
-    gathered = fresh(range(35), (6, 5, 3))
+    gathered = np.empty((35, 6, 5, 3), np.uint8)
     shards.gather(np.arange(35), gathered)
-    for i in range(35):
-        np.testing.assert_array_equal(gathered[i], sample_pixels(i))
+    np.testing.assert_array_equal(gathered, [sample_pixels(i) for i in range(35)])
 
 
 def test_opening_reads_headers_and_not_samples(tmp_path: Path) -> None:
     """Shards of a TiB on paper: opening that took time or memory with the samples would not come back."""
     shape, count = (65536, 1024, 1), 1 << 14
-    out = tmp_path / "set"
-    out.mkdir()
-    with (out / "train-00000.npy").open("wb") as file:
-        file.write(pixels_row(shape).file_header(count))
-        file.truncate(pixels_row(shape).file_nbytes(count))
-    entry = ShardEntry("train-00000.npy", pixels_row(shape).file_nbytes(count), "0" * 64, count, pixels_row(shape))
-    index = write_index(out, "train", np.zeros(count, index_dtype(4)))
-    commit_manifest(out, Manifest(shape, (), {"train": SplitEntry(count, index, (entry,))}))
+    entry = shard_entry(0, count, shape)
+    with (tmp_path / entry.file).open("wb") as file:
+        file.write(entry.row.file_header(count))
+        file.truncate(entry.nbytes)
+    index = write_index(tmp_path, "train", np.zeros(count, index_dtype(4)))
+    commit_manifest(tmp_path, Manifest(shape, (), {"train": SplitEntry(count, index, (entry,))}))
     with must_not_block():
-        shards = open_shards(out)
+        shards = open_shards(tmp_path)
         assert len(shards) == count
         assert not shards[count - 1].image[-1, -1].any()
 
 
-# --- no set, no split ------------------------------------------------------------------------------------------------
-
-
-def test_an_unknown_split_is_named_with_those_there_are(tmp_path: Path) -> None:
-    write_set(tmp_path / "set", [1], (1, 1, 1), split="val")
-    for split, meant in (("train", ""), ("", ""), ("VAL", ""), ("../val", ": did you mean val?")):
-        with pytest.raises(SetNotFoundError, match=re.escape(f"expected a split {split!r}, found val{meant}") + "$"):
-            open_shards(tmp_path / "set", split)
-    assert len(open_shards(tmp_path / "set", "val")) == 1
-
-
-# --- files that are not what the manifest says -----------------------------------------------------------------------
-
-FILES = ("train-00002.npy", "train-index.npy")
+def test_an_unknown_split_is_named_with_those_there_are(make_set: Callable[..., Path]) -> None:
+    for split, meant in (("val", ""), ("", ""), ("TRAIN", ""), ("../train", ": did you mean train?")):
+        with pytest.raises(SetNotFoundError, match=re.escape(f"expected a split {split!r}, found train{meant}") + "$"):
+            open_shards(make_set(7), split)
 
 
 def opening_fails(out: Path, name: str) -> str:
     """The FormatError of open_shards, which must name the file. See also nothing_is_left_of."""
     with must_not_block(), pytest.raises(FormatError) as caught:
         open_shards(out)
-    message = str(caught.value)
-    assert message.startswith(f"{out / name}: "), message
-    assert "expected" in message
-    assert "found" in message
-    return message
+    assert str(caught.value).startswith(f"{out / name}: ")
+    return str(caught.value)
 
 
 def nothing_is_left_of(out: Path) -> bool:
@@ -358,52 +284,28 @@ def nothing_is_left_of(out: Path) -> bool:
     return descriptors_of(out) == [] and maps_of(out) == 0
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_of_another_size_is_refused(make_set: Callable[..., Path], name: str) -> None:
+@pytest.mark.parametrize("name", ["train-00002.npy", "train-index.npy"])
+def test_a_file_of_another_size_or_with_a_flipped_bit_in_its_header_is_refused(
+    make_set: Callable[..., Path], name: str
+) -> None:
     out = make_set(25)
     data = (out / name).read_bytes()
     for size in (0, 10, 4096, len(data) - 1, len(data) + 90):
         (out / name).write_bytes((data + bytes(8192))[:size])
-        message = opening_fails(out, name)
-        assert f"expected {len(data)} bytes, as the manifest says, found {size}" in message
-        assert "copy the file again, or convert again" in message
+        assert f"expected {len(data)} bytes, as the manifest says, found {size}" in opening_fails(out, name)
+    for at in (*range(0, 4096, 97), 4095):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << at % 8
+        (out / name).write_bytes(damaged)
+        assert f"at byte {at}, found {bytes(damaged[at : min(at + 16, 4096)])!r}" in opening_fails(out, name)
     assert nothing_is_left_of(out)
     (out / name).write_bytes(data)
     assert len(open_shards(out)) == 25
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_flipped_bit_in_a_header_is_refused(make_set: Callable[..., Path], name: str) -> None:
-    out = make_set(25)
-    data = (out / name).read_bytes()
-    for at in (*range(0, 4096, 97), 4095):
-        damaged = bytearray(data)
-        damaged[at] ^= 1 << at % 8
-        (out / name).write_bytes(damaged)
-        message = opening_fails(out, name)
-        expected, found = data[at : min(at + 16, 4096)], bytes(damaged[at : min(at + 16, 4096)])
-        assert f"header: expected {expected!r} at byte {at}, found {found!r}" in message
-    assert nothing_is_left_of(out)
-
-
-# --- a manifest that promises too much -------------------------------------------------------------------------------
-
-
-def promise(out: Path, shape: SampleShape, counts: Sequence[int]) -> None:
-    """A sound manifest of shards that are a few bytes long."""
-    total = sum(counts)
-    split = SplitEntry(
-        num_samples=total,
-        index=IndexEntry("train-index.npy", HEADER_NBYTES + total * index_dtype(4).itemsize, "0" * 64, 4),
-        shards=tuple(
-            ShardEntry(f"train-{n:05d}.npy", pixels_row(shape).file_nbytes(count), "0" * 64, count, pixels_row(shape))
-            for n, count in enumerate(counts)
-        ),
-    )
-    out.mkdir()
-    commit_manifest(out, Manifest(shape, (), {"train": split}))
-    for entry in (split.index, split.shards[0]):
-        (out / entry.file).write_bytes(b"short")
+def shard_entry(number: int, count: int, shape: SampleShape) -> ShardEntry:
+    row = pixels_row(shape)
+    return ShardEntry(f"train-{number:05d}.npy", row.file_nbytes(count), "0" * 64, count, row)
 
 
 @pytest.mark.parametrize(
@@ -422,11 +324,14 @@ def promise(out: Path, shape: SampleShape, counts: Sequence[int]) -> None:
 def test_a_set_larger_than_memory_addresses_is_refused_by_its_files(
     tmp_path: Path, shape: SampleShape, counts: list[int]
 ) -> None:
-    out = tmp_path / "set"
-    promise(out, shape, counts)
-    message = opening_fails(out, "train-00000.npy")
-    assert f"expected {pixels_row(shape).file_nbytes(counts[0])} bytes, as the manifest says, found 5" in message
-    assert nothing_is_left_of(out)
+    total, shards = sum(counts), tuple(shard_entry(*pair, shape) for pair in enumerate(counts))
+    index = IndexEntry("train-index.npy", HEADER_NBYTES + total * index_dtype(4).itemsize, "0" * 64, 4)
+    commit_manifest(tmp_path, Manifest(shape, (), {"train": SplitEntry(total, index, shards)}))
+    for entry in (index, shards[0]):
+        (tmp_path / entry.file).write_bytes(b"short")
+    error = opening_fails(tmp_path, "train-00000.npy")
+    assert f"expected {shards[0].nbytes} bytes, as the manifest says, found 5" in error
+    assert nothing_is_left_of(tmp_path)
 
 
 def test_a_mapping_that_the_limit_of_address_space_forbids_is_an_error_with_the_limit_and_a_way_out() -> None:
@@ -455,20 +360,16 @@ def test_a_shard_set_gathers_windows_and_refuses_those_that_are_not_inside(make_
     shards.gather(indices, out, windows)
     for image, i, top, left in zip(out, indices, windows.tops, windows.lefts, strict=True):
         assert np.array_equal(image, sample_pixels(int(i), (21, 17, 3))[top : top + 5, left : left + 4])
+    out[:] = 7
     for tops, lefts in (([0, 3, 17], [0, 0, 0]), ([0, 0, 0], [0, -1, 0]), ([0, 0], [0, 0, 0]), ([0, 0, 0], [14, 0, 0])):
-        out[:] = 7
         with pytest.raises(IndexError, match=r"inside images of 21 x 17|as many tops"):
             shards.gather(indices, out, Windows.of_one_size(5, 4, np.array(tops), np.array(lefts)))
-        assert (out == 7).all()
-    for height, width in ((22, 4), (5, 18), (0, 4), (5, -1)):
-        with pytest.raises(IndexError, match=f"inside images of 21 x 17 pixels; found {height} x {width} pix"):
-            shards.gather(indices, out, Windows.of_one_size(height, width, windows.tops, windows.lefts))
+    assert (out == 7).all()
     several = Windows(windows.tops, windows.lefts, np.array([1, 2, 3]), np.array([4, 3, 1]))
     packed = np.zeros(3 * (4 + 6 + 3), np.uint8)
     shards.gather(indices, packed, several)
     expected = [sample_pixels(int(i), (21, 17, 3))[several.part(k)].reshape(-1) for k, i in enumerate(indices)]
     assert np.array_equal(packed, np.concatenate(expected))
-    with pytest.raises(ValueError, match=r"`out` must have one dimension for windows of several sizes"):
-        shards.gather(indices, out, several)
-    with pytest.raises(ValueError, match="`out` must be"):
-        shards.gather(indices, np.zeros((3, 5, 5, 3), np.uint8), windows)
+    for wrong, some in ((out, several), (np.zeros((3, 5, 5, 3), np.uint8), windows)):
+        with pytest.raises(ValueError, match="`out` must"):
+            shards.gather(indices, wrong, some)
