@@ -29,19 +29,16 @@ def test_every_picture_is_on_the_sheet_in_its_own_pixels() -> None:
     assert drawn.size == (3 * 134 + 6, 2 * 148 + 6)
 
 
-@pytest.mark.parametrize(("size", "shown"), [((32, 32), 96), ((96, 96), 96), ((200, 100), 200), ((500, 100), 224)])
-def test_small_pictures_are_enlarged_in_whole_multiples_and_large_ones_reduced(
-    size: tuple[int, int], shown: int
-) -> None:
-    drawn = sheet([flat((9, 200, 9), *size)], [""])
-    assert drawn.height == shown + 12 + 14
-    assert holds(drawn, (9, 200, 9)) == shown * round(shown * size[1] / size[0])
+def test_small_pictures_are_enlarged_in_whole_multiples_and_large_ones_reduced() -> None:
+    for height, width, shown in ((32, 32, 96), (96, 96, 96), (200, 100, 200), (500, 100, 224)):
+        drawn = sheet([flat((9, 200, 9), height, width)], [""])
+        assert drawn.height == shown + 12 + 14
+        assert holds(drawn, (9, 200, 9)) == shown * round(shown * width / height)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
-def test_pictures_of_any_channels_are_shown(channels: int) -> None:
-    drawn = sheet([flat((70,) * channels)], [""])
-    assert holds(drawn, (70, 70, 70)) == 128 * 128
+def test_pictures_of_any_channels_are_shown() -> None:
+    for channels in (1, 2, 3, 4, 7):
+        assert holds(sheet([flat((70,) * channels)], [""]), (70, 70, 70)) == 128 * 128
 
 
 def test_captions_are_cut_to_the_width_of_a_picture() -> None:
@@ -83,10 +80,8 @@ def test_captions_are_text_below_pictures_of_20_cells_or_more(width: int, group:
     lines = re.sub(r"\x1b\[[\d;]*m", "", text).split("\n")
     assert "\x1b[31m" not in text
     assert "\x07" not in text
-    first = [number for number in range(18) if f"{number}  cat" in next(line for line in lines if "cat" in line)]
-    assert len(first) == per_row
-    for line in lines:
-        assert sum(2 if east_asian_width(c) in "WF" else 1 for c in line) <= width
+    assert next(line for line in lines if "cat" in line).count("cat") == per_row
+    assert max(sum(2 if east_asian_width(c) in "WF" else 1 for c in line) for line in lines) <= width
     if per_row == 1 and width > 20:
         assert rb"train/\u732b".decode("unicode_escape") in "".join(lines)
         assert r"\x07\x1b[31m/n01440764" in "".join(lines)
