@@ -275,7 +275,7 @@ def around(
 
 
 def fill_of(fill: float | Sequence[float] | None, channels: int, name: str = "fill") -> tuple[float, ...]:
-    """Returns the fill value of each channel, a tuple of floats. They are NaN if `fill` is None.
+    """Returns the fill value of each channel, a tuple of floats; NaN for each channel if `fill` is None.
 
     Raises ValueError for a sequence that has neither 1 nor `channels` numbers. `name` is the argument in the error.
     """

@@ -173,13 +173,16 @@ class Batch:
         return self.images.device.type == "meta"
 
     def part(self, some: slice, num_shared: int) -> Batch:
-        """Returns the images `some` of a batch without recorded changes. The first `num_shared` stages stay whole."""
+        """Returns the images `some`, a part of a batch without recorded changes.
+
+        The first `num_shared` stages, which all views have in common, keep all images.
+        """
         stages = (*self.stages[:num_shared], *(stage.part(some) for stage in self.stages[num_shared:]))
         images = self.images[some] if len(self.images) == len(self) else self.images
         return replace(self, images=images, sizes=self.sizes[some], stages=stages)
 
     def closed(self) -> Batch:
-        """Returns the batch after all recorded changes. A deferred batch keeps the cast, and `rest`."""
+        """Returns the batch after all recorded changes. A deferred batch keeps its `cast` and its `rest`."""
         if not self.is_deferred:
             return self.finished()
         return replace(replace(self, cast=UNCAST).finished(), cast=self.cast, rest=self.rest)
@@ -236,7 +239,8 @@ class Batch:
         return Stage(source, size or self.size, region, within, self.is_mirrored, reading, steps=self.steps)
 
     def after(self, stage: Stage | Choice | None, sizes: NDArray[np.int64]) -> Batch:
-        """Returns the batch after `stage` and the recorded cast. `sizes`, (B, 2), are those before any squashing."""
+        """Returns the batch after `stage` and the recorded cast. `sizes`, int64 (B, 2), are heights and widths before
+        any squashing."""
         stages = () if stage is None else (stage,)
         if self.is_deferred:
             assert not self.is_cast

@@ -60,7 +60,7 @@ class Draws:
     looks: Looks | None = None
 
     def __getitem__(self, some: slice | Numbers) -> Draws:
-        """Returns the random numbers of some of the samples. `view` must be a number."""
+        """Returns the Draws of the samples `some`, positions in this batch. `view` must be a number."""
         return replace(self, counters=self.counters[some], looks=self.looks and self.looks[some])
 
     def uniform(self, purpose: str, count: int) -> Floats:
@@ -155,7 +155,7 @@ class Boxes(Rectangles[np.float64]):
 
 
 def between(bounds: Iterable[float], shares: Floats) -> Floats:
-    """Returns `shares`, numbers from 0 to 1, mapped to the range `bounds`, (low, high)."""
+    """Returns low + share * (high - low) for each of `shares`, with (low, high) = `bounds`."""
     low, high = bounds
     return low + (high - low) * shares
 

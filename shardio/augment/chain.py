@@ -174,7 +174,7 @@ class Transform(Configuration, ABC):
         return max((part.num_views for part in self._inner), default=1)
 
     def branches(self, batch: Batch, purpose: str) -> list[Batch]:
-        """Returns a list of the batch after this transform; if the transform has views, of a batch per view."""
+        """Returns [the batch after this transform], or one batch per view if it has views. See `apply`."""
         return [self.apply(batch, purpose)]
 
     @abstractmethod
@@ -190,7 +190,7 @@ Piece = tuple[Transform, str]
 
 
 def branches_of(pieces: Iterable[Piece], batch: Batch) -> list[Batch]:
-    """Applies transforms in order. Returns a list of one batch, or of a batch per view of the last transform.
+    """Applies transforms in order. Returns [the batch after them], or one batch per view if the last one has views.
 
     A deferred batch notes in its `rest` the transforms that cannot be applied before its pixels are there.
     """
@@ -218,7 +218,7 @@ def _must_wait(transform: Transform, batch: Batch) -> bool:
 
 
 def is_recorded(transform: Transform) -> bool:
-    """Returns whether all that a transform does is recorded, except for casts."""
+    """Returns whether a transform only records changes in the batch, and computes no pixels; casts do not count."""
     return all(part.records and is_of_shardio(type(part)) for part in transform.with_inner())
 
 
@@ -357,7 +357,10 @@ class Compose(Container):
 
 
 def _at_once(transform: Transform, batch: Batch, views: range, purpose: str) -> list[Batch]:
-    """Returns a batch per view: `batch`, without masks and changes, after `transform`. Computes all as one batch."""
+    """Returns, for each view, `batch` after `transform`. Computes all views as one batch.
+
+    `batch` has neither masks nor recorded changes.
+    """
     count, several = len(batch), len(views)
     draws = replace(batch.draws[np.tile(np.arange(count), several)], view=np.repeat(views, count))
     together = replace(batch, draws=draws, sizes=np.tile(batch.sizes, (several, 1)), labels=None)

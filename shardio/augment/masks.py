@@ -92,7 +92,10 @@ class Masks:
         return self._changed(size, lambda mask, fill: _taken(mask, rows, columns, fill))
 
     def _changed(self, size: tuple[int, int], change: Callable[[Tensor, Tensor], Tensor]) -> Masks:
-        """Returns the masks after `change`, for images of `size`. `change` gets the bits of each mask and its fill."""
+        """Returns the masks after `change`, for images of `size`.
+
+        `change` is called for each mask with its values as integers of the same size, and its fill, (1,).
+        """
         by_name = {}
         for name, mask in self.by_name.items():
             bits = _BYTES[mask.element_size()]
@@ -114,7 +117,7 @@ class Masks:
 
 
 def _nearest_places(starts: Floats, lengths: Floats, sizes: Numbers, limit: int, shown: Numbers) -> MaskPlaces:
-    """Returns the row (or column) of each mask that each output row is copied from, int32 (B, n), or -1.
+    """Returns which row (or column) of each mask is copied to each row of the result, int32 (B, n); -1 for none.
 
     A mask has `limit` rows. Its `lengths` rows from row `starts` on are resized to `sizes` rows, (B,) each, by nearest
     neighbor, as torch's "nearest-exact". `shown`, (B, n), are the resized rows to output; -1 stays -1.

@@ -90,7 +90,7 @@ def _bins(
 
 
 def _number(share: Floats, count: int) -> Numbers:
-    """Returns `share`, random numbers from [0, 1), as random integers from 0 to `count` - 1."""
+    """Returns random integers from 0 to `count` - 1, made of `share`, random numbers from [0, 1)."""
     return (share * count).astype(np.int64)
 
 

@@ -203,9 +203,9 @@ RECIPE_REPEATS = {"torchvision-v2": 4, "timm-rsb-a1": 3, "timm-rsb-a2": 3, "deit
 def recipe(name: str, size: int | None = None, num_classes: int = 1000) -> Transform:
     """Returns the training transform of the recipe `name`.
 
-    `size` is the side of the returned images in pixels, of global crops if there are local crops (default: as in the
-    source). `num_classes` is for recipes that mix labels. Printing the transform shows its Python code, to copy and
-    change. Raises ValueError for an unknown name.
+    `name` is a key of RECIPES. `size` is the side of the returned images in pixels, or of the global crops if there
+    are also local crops (default: the size in the recipe's source). `num_classes` is for recipes that mix labels.
+    Printing the transform shows its Python code, to copy and change. Raises ValueError for an unknown name.
     """
     if not isinstance(name, str) or name not in RECIPES:
         raise ValueError(f"name must be one of {', '.join(RECIPES)}; found {name!r}")

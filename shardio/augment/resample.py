@@ -39,7 +39,7 @@ class Filter:
         return 1.0 if self.interpolation == "bilinear" else 2.0
 
     def is_cubic(self, some: slice | NDArray[np.int64]) -> bool | NDArray[np.bool_]:
-        """Returns whether the filter of the images `some` is bicubic: for all, or bool for each."""
+        """Returns whether the filter of the images `some` is bicubic: one bool for all, or one for each."""
         return self.interpolation == "bicubic" if self.cubic is None else self.cubic[some]
 
 
@@ -61,7 +61,8 @@ class Cast:
         return _KERNEL_DTYPES.get(self.made, np.uint8 if self.statistics is None else np.float32)
 
     def affine(self, channels: int) -> NDArray[np.float32] | None:
-        """Returns what the kernel in C computes: a factor and an offset per channel, or None if it writes uint8."""
+        """Returns a factor and an offset per channel, float32 (2, C), for the kernel in C: see `affine_on`. None if the
+        kernel writes uint8."""
         if self.kernel_dtype == np.uint8:
             return None
         statistics = self.statistics or ((0.0,) * channels, (1 / 255,) * channels)
@@ -80,9 +81,10 @@ _KERNEL_DTYPES = {
 
 @cache
 def affine_on(device: torch.device, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
-    """Returns a factor and an offset per channel that normalize gray levels, float32 (2, C).
+    """Returns a factor and an offset per channel, float32 (2, C): gray level * factor + offset is the normalized value.
 
-    They are copied to the device once: a copy per batch would wait for larger copies.
+    `mean` and `std` are of gray levels / 255. The result is cached: a copy to the device for each batch would have to
+    wait for the copies of images.
     """
     with torch.inference_mode(False):
         means, stds = (torch.tensor(values, dtype=torch.float64, device="cpu") for values in (mean, std))
@@ -119,7 +121,10 @@ def as_made(images: torch.Tensor, cast: Cast) -> torch.Tensor:
 
 
 def cast_images(planes: Planes, out: NDArray[Any], cast: Cast, lines: NDArray[np.int64]) -> None:
-    """Writes whole images, normalized and cast, to `out[lines]`, in the calling thread."""
+    """Writes image i of `planes`, whole images, to `out[lines[i]]`, normalized and cast, in the calling thread.
+
+    `out` is (n, height, width, channels), of dtype `cast.kernel_dtype`.
+    """
     axes = np.tile([[0.0, 1.0, 0.0, side] for side in out.shape[1:3]], (len(planes), 1, 1))
     flips = np.zeros(len(planes), bool)
     kernel.resample(planes, axes, flips, out, cast.affine(planes.channels), cubic=False, lines=lines)

@@ -87,7 +87,7 @@ class Stage:
 
     @cached_property
     def _axes(self) -> NDArray[np.float64]:
-        """The axes of the boxes, (B, 2, 4), as `resample` takes them. Limits are those of what the filter reads."""
+        """The argument `axes` of the kernel `resample`, (B, 2, 4). Low and high: what the filter reads of `within`."""
         sides = np.array(self.source[:2])
         start, length = np.split(self.boxes.sides, 2, axis=1)
         low, room = np.split(self.within.sides, 2, axis=1)
@@ -167,7 +167,7 @@ class Stage:
         )
 
     def _place(self, canvas: Canvas, planes: Planes, some: Numbers, out: Pixels) -> None:
-        """Makes one image after the other, as their sizes differ."""
+        """Writes a window of each resized image of `some` to `out`: image by image, as `canvas.sizes` differ."""
         width = self.size[1]
         shown = canvas.outside(self.size)
         for line, i in enumerate(some.tolist()):

@@ -173,9 +173,9 @@ def _cropped(
 ) -> Batch:
     """Returns the batch cropped to windows of `size`.
 
-    `places`, (2, B), are positions from 0 to 1 along both axes, rounded down to multiples of `step` pixels. None is the
-    center, rounded as in torchvision. Images smaller than `size` get the `border`, a mode and a fill; if `border` is
-    None, they raise ValueError.
+    `places`, (2, B), are the positions of the windows along both axes, from 0 (top, left) to 1 (bottom, right), rounded
+    down to multiples of `step` pixels. None is the center, rounded as in torchvision. Images smaller than `size` get
+    the `border`, a mode and a fill; if `border` is None, they raise ValueError.
     """
     room = (batch.sizes - np.array(size)).T
     starts = np.rint(room / 2.0) if places is None else np.floor(places * (room // step + 1)) * step
@@ -252,7 +252,7 @@ class Normalize(Transform):
 
     @cached_property
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation, each with a number for all channels or a number per channel."""
+        """(mean, std) of gray levels / 255, each with one number for all channels or one per channel."""
         if isinstance(self.mean, str):
             if self.mean != "imagenet" or self.std is not None:
                 raise ValueError(

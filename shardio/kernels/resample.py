@@ -48,16 +48,19 @@ class Planes:
 
     @classmethod
     def packed(cls, memory: NDArray[np.uint8], windows: Windows, channels: int, halved: bool = False) -> Planes:
-        """Returns the planes of windows that follow each other and fill `memory`. Otherwise raises ValueError."""
+        """Returns the planes of windows that lie in `memory` one after the other. Raises ValueError unless `memory` has
+        exactly their bytes."""
         nbytes = nbytes_of(windows, channels, halved)
         ends = nbytes.cumsum()
         if memory.nbytes != (ends[-1] if len(ends) else 0):
-            raise ValueError(f"expected {nbytes.sum()} bytes, like all windows together; found {memory.nbytes} bytes")
+            raise ValueError(
+                f"`memory` must have as many bytes as all windows together, {nbytes.sum()}; found {memory.nbytes} bytes"
+            )
         return cls(memory.reshape(-1), windows, channels, ends - nbytes, halved=halved)
 
     @classmethod
     def of_images(cls, images: NDArray[np.uint8]) -> Planes:
-        """Returns the planes of whole images, uint8 (B, height, width, channels), C-contiguous."""
+        """Returns planes whose windows are the whole `images`, uint8 (B, height, width, channels), C-contiguous."""
         return cls.packed(images, Windows.whole(*images.shape[:3]), images.shape[3])
 
     @classmethod
@@ -69,7 +72,7 @@ class Planes:
         shape: tuple[int, int, int],
         halved: bool = False,
     ) -> Planes:
-        """Returns the planes of windows[i] in image rows[numbers[i]].
+        """Returns planes whose image i is windows[i] of the image in row numbers[i] of `rows`.
 
         `shape` is the (height, width, channels) of an image. `rows` is uint8 (n, their product), C-contiguous. With
         `halved`, rows are half as long, and windows must be whole images.

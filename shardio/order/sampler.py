@@ -37,7 +37,8 @@ class Sampler:
     - `start`: how many positions of the epoch were read before, by any number of ranks with any batch size. Steps count
       from `start`.
     - `length`: the number of batches from `start` on, if `order` is endless
-    - `repeats`: how often each sample comes in its global batch: on different ranks, if there are at least `repeats`
+    - `repeats`: how many times each sample comes in its global batch, each time on another rank if world_size is at
+      least `repeats`. More than 1 needs tail="drop" and a global batch size that is a multiple of it.
     """
 
     order: Order
@@ -126,7 +127,7 @@ class Sampler:
             done, count = steps.stop, min(2 * count, _CHUNK)
 
     def _draws(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns, for each position of the epoch, the position of its sample in `order`; the same without
+        """Returns the position in `order` whose sample comes at each position of the epoch. They differ only with
         `repeats`."""
         if self.repeats == 1:
             return positions
