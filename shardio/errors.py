@@ -50,13 +50,13 @@ def show(value: object) -> str:
 
 
 def check_choice(name: str, value: object, choices: object) -> None:
-    """Raises ValueError unless `value` is one of the values of `choices`, a Literal."""
+    """Raises ValueError, which names the argument `name`, unless the Literal `choices` has `value`."""
     if value not in get_args(choices):
         raise ValueError(f"{name} must be one of {', '.join(map(str, get_args(choices)))}; found {value!r}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns ": did you mean a, b?" with the known names most similar to `name`; "" if there are none."""
+    """Returns ": did you mean a, b?" with up to three of `known` that are similar to `name`; "" if none is."""
     import difflib
 
     close = difflib.get_close_matches(name, list(dict.fromkeys(islice(known, _MOST_COMPARED))), 3)
@@ -81,7 +81,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def first_of(things: Sequence[T], most: int, text: Callable[[T], str] = str) -> str:
-    """Returns the first `most` things as text, and the number of the rest: "a, b and 1,000 more"."""
+    """Returns the first `most` of `things`, as `text` writes them, and the number of the rest: "a, b and 9 more"."""
     more = f" and {len(things) - most:,} more" if len(things) > most else ""
     return ", ".join(map(text, things[:most])) + more
 
@@ -133,4 +133,4 @@ class CacheError(ShardioError, ValueError):
 
 
 class LaunchError(ShardioError, ValueError):
-    """The launcher does not give a valid rank and world size, or ranks of a job do not read the same epoch."""
+    """The launcher gives no valid rank and world size, or the ranks of a job do not meet or do not agree."""

@@ -1,8 +1,8 @@
 """Copies of sets on a node's own disk, and splits that are read through them.
 
 A copy is a folder named by the set's digest. A lease, a shared lock on DIGEST.lock, keeps it from being evicted. The
-right to fill, an exclusive lock on DIGEST.fill, is taken under a lease. All locks end with their process. Without
-DIGEST.lock, or with one that is younger than the copy, leases may be unseen: the copy is evicted after two periods.
+right to fill, an exclusive lock on DIGEST.fill, is taken under a lease. All locks end with their process. If
+DIGEST.lock is newer than the copy, it may not show all leases: eviction then waits until it is two minutes old.
 
     a copy is    shown by                      moved on by
     absent       no folder                     CopyFiller, with the right to fill: partial

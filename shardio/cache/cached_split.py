@@ -51,20 +51,20 @@ _MOST_BATCHES = 1000
 
 
 class _StagedSplit:
-    """A split of the set in `storage`, and its copy, which threads complete. It has no reference to `owner`, a
-    CachedSplit: the threads stop when `owner` is freed."""
+    """The split `split` of the set in `storage`, and the set's copy under `lease`, which threads complete. The threads
+    stop when `owner`, a CachedSplit, is freed: nothing here refers to it."""
 
     def __init__(self, owner: CachedSplit, storage: Storage, manifest: Manifest, split: str, lease: Lease) -> None:
         self.storage, self.manifest, self.split, self.lease = storage, manifest, split, lease
         self.filler: CopyFiller | None = None
-        """The last filler that was begun."""
+        """The filler of the thread that was started last."""
         self.threads: list[DaemonThread] = []
         self._unverified = [None]
-        """Empty once the copy is being verified: the thread that takes the item begins."""
+        """One item until the copy is verified: the thread that takes the item starts the verification."""
         self.stopped = Flag(owner)
 
     def open_copy(self) -> ShardSet:
-        """Opens the complete copy. Raises FormatError if a file has lost its name, or fails the checks of opening."""
+        """Opens the complete copy. Raises FormatError if a file is missing or fails the checks of opening."""
         shards = open_shards(self.lease.path, self.split, digest=self.lease.digest, mapped=False)
         for entry in shards.content.files:
             if not self.lease.has(entry):
@@ -77,7 +77,7 @@ class _StagedSplit:
     def begin(
         self, order: Sequence[ShardEntry] = (), *, verify: bool = False, meeting: Meeting | None = None
     ) -> DaemonThread:
-        """Starts a thread that completes the copy, and returns the thread."""
+        """Starts a thread that completes the copy, and returns it. The parameters are those of CopyFiller."""
         self.filler = filler = CopyFiller(
             self.storage,
             self.manifest,
@@ -95,7 +95,7 @@ class _StagedSplit:
         return thread
 
     def verify_once(self) -> None:
-        """Starts a thread that verifies the copy and mends it, unless a thread was started before. Thread safe."""
+        """Starts a thread that verifies the copy and replaces damaged files, if there was no thread yet. Thread safe."""
         if not self.threads and not self.stopped.is_set():
             with contextlib.suppress(IndexError):
                 self._unverified.pop()
@@ -118,10 +118,10 @@ class _StagedSplit:
         self.storage.close()
 
     def close(self) -> None:
-        """Stops copying, waits for the thread, and ends the lease. May be called again, even after an interruption.
-        If the storage does not answer for a second, the thread is left, and ends the lease when it does.
+        """Stops copying, waits for the threads, and ends the lease. May be called again, even after an interruption.
 
-        If a finalizer calls this in the copying thread, it does not wait: the thread ends the lease when it stops.
+        Does not wait for a thread that waits for the storage for over a second, nor if a finalizer calls this in a
+        copying thread. Such a thread ends the lease when it stops.
         """
         self.stop()
         copies = threading.current_thread().name.startswith("shardio-stage")
@@ -137,8 +137,8 @@ class _StagedSplit:
 
 
 class CopyReader(WrappingReader):
-    """Reads a split through its copy or, while that is incomplete, through a PartialSet. When an epoch begins, or a
-    file is gone, changes to the reader that suits the copy then. The arguments are those of `make_reader`."""
+    """Reads a split from its copy or, while the copy is incomplete, from copy and storage. Chooses again when an epoch
+    begins, and when a file of the copy is damaged or gone. The arguments are those of `make_reader`."""
 
     def __init__(
         self, staged: _StagedSplit, shards: ShardSet, io: Io, num_samples: int, tables: Sequence[str], reserved: int
@@ -167,7 +167,7 @@ class CopyReader(WrappingReader):
         return reader
 
     def _reopen(self) -> Reader | None:
-        """Returns the reader that suits the copy now; None if it is the present reader."""
+        """Returns a new reader for the copy as it is now; None to keep the present reader."""
         staged, shards = self._staged, self._shards
         changed = shards.changed_files()
         for entry in changed:  # it was removed, or replaced by a sound file, or written to
@@ -186,7 +186,7 @@ class CopyReader(WrappingReader):
         return self._open(staged.open_partial())
 
     def _change(self, reader: Reader) -> None:
-        """Changes to another reader if one suits the copy better, unless another thread has replaced `reader`."""
+        """Replaces `reader` if it no longer suits the copy, unless another thread has replaced it already."""
         with self._lock:
             if self._reader is reader and (reopened := self._reopen()) is not None:
                 self._former.append(reader)  # which may be reading
@@ -230,7 +230,7 @@ class CopyReader(WrappingReader):
 class StorageReader(Reader):
     """Reads samples whose rows in the copy are damaged, from the storage.
 
-    When the samples have the right crc32 in the storage, a thread verifies the whole copy, once, and mends it.
+    If they have the right crc32 there, a thread verifies the whole copy, once, and copies damaged files again.
     """
 
     name = "storage"
@@ -254,10 +254,10 @@ class CachedSplit(Finalized, SplitSource):
     """A split of the set `place` (a folder or URL), read through the cache in the folder `cache`.
 
     Holds a lease on the set's copy until `close`, or until the object is garbage collected. With a `meeting`, its nodes
-    make their copies together.
+    make their copies together. `digest` is the digest that the set must have, or its first 12 digits or more.
 
-    `digest` pins the set. Raises the errors of `take_lease`; SetNotFoundError if the set has no such split; LaunchError
-    if the ranks of the meeting do not all ask for the same split.
+    Raises the errors of `take_lease`; SetNotFoundError if the set has no such split; LaunchError if the ranks of the
+    meeting do not all ask for the same split.
     """
 
     def __init__(
@@ -287,7 +287,8 @@ class CachedSplit(Finalized, SplitSource):
             raise
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
-        """Waits until the index is copied. A thread copies the shards: in the order in which `batches` need them."""
+        """Returns the set, once its index is copied. A thread copies the shards: first those that `batches`, arrays of
+        sample numbers, need first, unless there is a meeting."""
         staged, lease, meeting = self._staged, self._staged.lease, self._meeting
         # All nodes copy in one order, and a node that has everything passes it on.
         order = _by_need(self._split, batches) if meeting is None else ()
@@ -330,7 +331,8 @@ class CachedSplit(Finalized, SplitSource):
 
 
 def _by_need(split: SplitEntry, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:
-    """Returns the shards that `batches` need, in that order: a guess if the split has an order file."""
+    """Returns the shards of the samples in `batches`, arrays of sample numbers, in the order of their first use. Takes
+    a sample's number for its stored row, which is only a guess if the split has an order file."""
     if not split.shards:
         return []
     starts = np.cumsum([0, *(shard.num_samples for shard in split.shards)])
@@ -345,7 +347,8 @@ def _by_need(split: SplitEntry, batches: Iterable[NDArray[np.int64]]) -> list[Sh
 
 
 def warn_of_silence(place: str, threads: Sequence[threading.Thread], *, opens_files: bool = True) -> None:
-    """Warns that `threads`, if any, are left waiting for the storage of the set `place`. Names the files they read."""
+    """Warns that `threads`, if any, still wait for the storage of the set `place`, which does not answer. With
+    `opens_files`, the warning names the files that they read."""
     if threads:
         names = sorted({last_asked(thread.ident) for thread in threads} - {""}) if opens_files else []
         files = f" ({first_of(names, 3)})" if names else ""

@@ -3,7 +3,7 @@
 If the process with the right to fill the copy is killed, the next process continues with what was written. Copies share
 equal files as hard links. Files of a set never change, and a damaged file is replaced by a new file. So a change to one
 copy never affects another, and removing the last link frees the space. Damage is in all copies that share the file, so
-a damaged file loses its name in all of them: nothing opens it again, and the next filler copies it from the source.
+a damaged file is removed from all of them, and the next filler of each copies it from the source.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class CopyFiller:
         if self.meeting is not None:
             self.meeting.stop = self.stop
         self.state = f"copying from {self.storage.name}"
-        """The progress of the copy, in words."""
+        """What is happening to the copy, in words for people."""
         self._known: KnownFiles = {}
         self._links: dict[FileEntry, os.stat_result] = {}
         """The unfinished files that are links to another copy's files, with their lstat."""
@@ -146,7 +146,8 @@ class CopyFiller:
         return missing
 
     def _fill(self, folder: FolderHandle) -> bool:
-        """Writes what is missing into `folder`, an open handle, as other users may put another folder at its path."""
+        """Completes the copy in `folder`, an open handle, as other users may put another folder at its path. Returns
+        False if `stop` ended this early."""
         self.state = f"copying from {self.storage.name}"
         remove_temporaries(folder)  # no other process writes here: they are left by a killed one
         was_empty = not os.listdir(folder.fileno())
@@ -187,7 +188,8 @@ class CopyFiller:
         return True
 
     def _remove_damaged(self, folder: FolderHandle, entries: Sequence[FileEntry]) -> list[FileEntry]:
-        """Reads files of the copy. Removes the damaged files, from all copies, and returns them."""
+        """Reads `entries`, files of the copy, whole. Removes damaged files from all copies in the cache, and returns
+        their entries."""
         self._copier.total += sum(entry.nbytes for entry in entries)
         for entry in (damaged := self._copier.find_damaged(folder, entries)):
             with contextlib.suppress(FileNotFoundError):  # a process that read the file has removed it
@@ -207,7 +209,7 @@ class CopyFiller:
                 remove_parts(folder)
 
     def _complete(self, partial: PartialCopy, entry: FileEntry) -> None:
-        """Fetches a file's missing blocks, verifies it, and renames it to its own name. Runs in a thread."""
+        """Fetches the missing blocks of an unfinished file, verifies it, and renames it to its own name."""
         if entry not in self._links:
             with partial.open(entry, os.O_RDWR) as file, naming(partial.path_of(entry)):
                 reserve(file.fileno(), entry.nbytes)
@@ -226,7 +228,7 @@ class CopyFiller:
         raise self._copier.damaged(entry, found)
 
     def _finish(self, partial: PartialCopy, entry: FileEntry) -> str:
-        """Returns the sha256 of a file. If it is right, renames the file to its own name."""
+        """Returns the sha256 of an unfinished file. If it is right, renames the file to its own name."""
         found, link = "", self._links.pop(entry, None)
         try:
             found = partial.finish(entry)
@@ -270,7 +272,7 @@ class CopyFiller:
         self._copier.count(entry.nbytes - fetched)
 
     def _copy_together(self, folder: FolderHandle, partial: PartialCopy) -> None:
-        """Fetches files together with the other nodes of the meeting, for as long as that works."""
+        """Fetches files with the other nodes of the meeting, until all have all files or this node is left alone."""
 
         def finish(entry: FileEntry) -> bool:
             if partial.has(entry):
@@ -310,7 +312,7 @@ class CopyFiller:
                 break
 
     def _with_room(self, todo: Sequence[FileEntry], make: Callable[[Sequence[FileEntry]], R]) -> R:
-        """Returns make(todo). If the disk is full, makes room and calls `make` again, with what is left of `todo`."""
+        """Returns make(todo). If the disk is full, evicts copies and calls `make` with what is left of `todo`."""
         try:
             return make(todo)
         except OSError as error:
@@ -324,7 +326,7 @@ class CopyFiller:
         return [entry for entry in todo if entry not in self.copied and entry not in self.linked]
 
     def _needed(self, todo: Sequence[FileEntry]) -> int:
-        """Returns how many more bytes of the disk the files `todo` need."""
+        """Returns how many more bytes of disk it takes to complete the files `todo`."""
         left = [entry for entry in self._left(todo) if entry not in self._links]
         needed = sum(entry.nbytes for entry in left) + len(self.manifest.dumps())
         for entry in left:
@@ -334,8 +336,8 @@ class CopyFiller:
 
 
 def take_names(cache: Path, status: os.stat_result, say: Callable[[str], object]) -> None:
-    """Removes a damaged file, with the lstat `status`, from all copies in `cache`. Processes that have it open still
-    read it until their next epoch."""
+    """Removes the damaged file with the lstat `status` from all copies in `cache`, and passes a sentence about each to
+    `say`. Processes that have the file open still read it until their next epoch."""
     for path in cache.glob("*/[!.]*.npy"):
         with contextlib.suppress(OSError):  # another user's
             if is_digest(path.parent.name) and os.path.samestat(path.lstat(), status):
@@ -345,8 +347,9 @@ def take_names(cache: Path, status: os.stat_result, say: Callable[[str], object]
 
 
 def link_from_others(folder: FolderHandle, entries: Sequence[FileEntry]) -> dict[FileEntry, os.stat_result]:
-    """Hard links files of other complete copies into `folder`, a copy, as unfinished files, which are received, and not
-    verified yet. Returns the lstat of each file that was linked.
+    """Hard links the files `entries` from other complete copies of the cache into the copy `folder`, where possible.
+
+    A link has the hidden name of an unfinished file, as it is not verified yet. Returns the lstat of each linked file.
 
     Links only this user's files, from this user's copies: other users could change their own files later.
     """

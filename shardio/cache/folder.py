@@ -1,7 +1,7 @@
 """A cache: a folder on a node's own disk with copies of sets, which all jobs of the node share.
 
-The package's docstring has the files of a copy, and who holds locks on them. A marker file says that everything in the
-folder may be removed. Copies may share a file through hard links, so the file takes up space only once.
+The package's docstring describes the states of a copy, its files and its locks. A marker file in the folder says that
+everything there may be removed. Copies may share a file through hard links, so the file takes up space only once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CachedCopy:
     """The size of the files that are there, including unfinished ones. Copies may share files: see `nbytes_alone`."""
     complete: bool
     last_used: float
-    """When a process last had a lease, up to a minute ago, in seconds since the epoch."""
+    """When a process last held a lease, to the minute, as seconds since 1970 (time.time)."""
     source: str
     """The folder or URL that it was last copied from; "" if unknown."""
     in_use: bool
@@ -56,11 +56,11 @@ class CachedCopy:
     nbytes_alone: int = 0
     """The size of the files that no other copy has, which is what eviction frees."""
     problem: str = ""
-    """Why it is unknown whether it is in use, so it counts as in use: its lock is a link, or new. "" if it is known."""
+    """Why it cannot be known whether the copy is in use, so that it counts as in use; "" if it is known."""
     owner: str = ""
     """The name of the user who began it."""
     readable: bool = True
-    """Whether this user may look into it. Otherwise its size is unknown and counts as 0, and `complete` is False."""
+    """Whether this user may list its folder. Otherwise its size is unknown and counts as 0, and `complete` is False."""
 
     def __str__(self) -> str:
         size = bytes_text(self.nbytes) if self.readable else "size unknown"
@@ -89,7 +89,8 @@ class Cache:
 
         The copy need not exist yet. Waits up to 30 seconds while another process evicts it. Permission to read the
         cache is enough if the copy has a lock file. Raises ValueError if `digest` is not 64 lower-case hexadecimal
-        digits, CacheError if the folder or what is in it is no cache's, and OSError if the lock cannot be taken.
+        digits; CacheError if the folder is not a cache, is on a network filesystem, or has something else at the path
+        of the copy or its lock; OSError if the lock cannot be taken.
         """
         if not is_digest(digest):
             raise ValueError(f"digest must be 64 lower-case hexadecimal digits; found {digest!r}")
@@ -181,8 +182,8 @@ class Cache:
     def _remove(self, paths: CopyPaths) -> bool:
         """Removes a copy and its lock files, and returns True. Returns False, and removes nothing, if it is in use.
 
-        Leaves the copy as it was, too, and raises PermissionError if this user may not remove all of it, or CacheError
-        if its lock does not say whether it is in use.
+        Raises PermissionError if this user may not remove all of the copy, and CacheError if its lock does not show
+        whether it is in use; the copy stays in both cases.
         """
         if (lock := paths.lock_alone()) is None:
             time.sleep(LOOKING_SECONDS)
@@ -202,7 +203,7 @@ class Cache:
         return True
 
     def may_remove(self, digest: str) -> bool:
-        """Returns whether this user may rename a copy and remove its files; True if there is no such copy."""
+        """Returns whether this user may rename and remove the copy `digest`; True if there is no such copy."""
         folder = self.folder / digest
         try:
             owner = os.stat(folder).st_uid
@@ -227,7 +228,8 @@ class Cache:
                     CopyPaths(self.folder, digest).remove_orphans()
 
     def _make(self) -> None:
-        """Creates the folder and first of all the marker file. Raises CacheError for a folder that is no cache."""
+        """Creates the folder and its marker file, if needed. Raises CacheError if it has other files and no marker, or
+        is on a network filesystem."""
         marker = self.folder / MARKER_NAME
         flags, may_pass = os.O_WRONLY, OSError
         if not marker.exists():
@@ -304,9 +306,10 @@ def _freed(copies: Iterable[CachedCopy]) -> int:
 
 
 def _sizes(copies: Iterable[Iterable[os.stat_result]]) -> tuple[int, int]:
-    """Returns the total bytes of the files in `copies`, and how many of them removing all `copies` frees.
+    """Returns the total bytes of the files of `copies`, and how many bytes removing all these copies frees.
 
-    A file with several hard links counts once; removing it frees nothing if it has a link elsewhere.
+    `copies` has the lstats of each copy's files. A file with several hard links counts once; removing it frees nothing
+    if it has a link elsewhere.
     """
     found = list(chain.from_iterable(copies))
     counts = Counter((status.st_dev, status.st_ino) for status in found)

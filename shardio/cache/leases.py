@@ -58,7 +58,7 @@ class CopyPaths:
     def open_lock(self) -> OpenFile:
         """Opens the lock file for reading, which is enough to lock it. Makes it, readable by all, if it is missing.
 
-        Of a whole copy on a read-only filesystem, where nothing is evicted, it opens the manifest instead.
+        On a read-only filesystem, where nothing is evicted, opens the manifest of a complete copy instead.
         """
         while True:
             with contextlib.suppress(FileNotFoundError):
@@ -81,15 +81,15 @@ class CopyPaths:
             return lock
 
     def check_lock(self, lock: OpenFile) -> None:
-        """Raises CacheError if processes may use the copy without a lock on `lock`, the open lock file.
+        """Raises CacheError if processes may use the copy without holding a lock on `lock`, the open lock file.
 
-        They had locked a file that was removed since. Within a period they notice, and lock the file that is there now.
+        They locked a lock file that was removed since. They notice this within a minute, and lock the new file.
         """
         left = 2 * KEEP_SECONDS - abs(time.time() - os.fstat(lock.fileno()).st_mtime)
         if left > 0 and os.pread(lock.fileno(), len(_IS_OLDER), 0) != _IS_OLDER:
             raise CacheError(
-                f"{self.lock}: expected the lock file that is older than the copy, found one made anew: a process that "
-                f"uses the copy may not hold it yet. Unless one does, the copy can be evicted in {left:.0f} seconds"
+                f"{self.lock}: expected a lock file older than the copy, found one made anew, which a process that "
+                f"uses the copy may not have locked yet: try to evict the copy again in {left:.0f} seconds"
             )
 
     def lock_alone(self) -> OpenFile | None:
@@ -132,7 +132,7 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
         """Takes the lease. Waits up to 30 seconds for an evictor. Raises the errors of `Cache.lease`."""
         self.digest = paths.digest
         self.path = paths.folder
-        """The folder of the copy. It exists from when the first file is copied."""
+        """The folder of the copy. It exists once a process has begun the copy."""
         self._paths = paths
         self._lock = _lock_shared(paths)
         self._tried_filling = False
@@ -168,7 +168,7 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
                 raise CacheError(f"{folder}: expected a copy of the set {self.digest}, found the set {found}{WAY_OUT}")
 
     def has(self, entry: FileEntry) -> bool:
-        """Returns whether the copy has a readable file of this name, which only verified files get, and size."""
+        """Returns whether the copy has this file, readable and of the right size. Only verified files have its name."""
         try:
             status = os.lstat(f"{self.path}/{entry.file}")
         except (FileNotFoundError, PermissionError):
@@ -179,9 +179,9 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
     def try_filling(self, source: str) -> contextlib.ExitStack | None:
         """Takes the right to fill the copy, and returns it; None if another process has the right now.
 
-        To give up the right, close the result, before the lease. `source`, where the files come from, is recorded.
-        Raises PermissionError if no process has the right, but only another user may take it; CacheError if the lock's
-        path holds something other than a lock file.
+        To give up the right, close the result, before the lease. Records `source`, the folder or URL that the files
+        come from. Raises PermissionError if no process has the right, but only another user may take it; CacheError if
+        the lock's path holds something other than a lock file.
         """
         path = self._paths.fill
         allowed = True
@@ -229,7 +229,7 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
         return folder
 
     def share(self) -> None:
-        """Gives the copy's folder and files the permissions of the function `share`, if this user may change them."""
+        """Calls the function `share` for the copy's folder and files, as far as this user may change them."""
         with contextlib.suppress(OSError), FolderHandle(self.path) as folder:
             share(folder.fileno(), self._paths.cache)
             for name in os.listdir(folder.fileno()):
@@ -260,7 +260,7 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
             self._tried_filling = False
 
     def _touch(self) -> None:
-        """Records the time of the last use, if this user has the permission. Also keeps the marker from growing old."""
+        """Sets the mtime of the lock file, which is the time of the last use, and of the marker, if permitted."""
         with contextlib.suppress(OSError):
             os.utime(self._paths.cache / MARKER_NAME, follow_symlinks=False)
         with contextlib.suppress(OSError):
@@ -268,8 +268,8 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
 
 
 def share(descriptor: int, cache: Path) -> None:
-    """Gives a file or folder the permissions that a `cache` which others may write to implies, whatever the umask.
-    Under a sticky bit, only owners may write."""
+    """Gives an open file or folder the permissions of the folder `cache`, whatever the umask. Does nothing if only the
+    owner of `cache` may write there. Under a sticky bit, only owners may write."""
     folder = os.stat(cache)
     if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = folder.st_mode & (0o2755 if folder.st_mode & stat.S_ISVTX else 0o2777) | stat.S_IRWXU
@@ -289,13 +289,13 @@ def _check_folder(path: Path) -> None:
 
 def open_in_cache(path: Path | FileAt, flags: int = os.O_RDONLY) -> OpenFile:
     """Opens a file of a cache by `open_untrusted`. Raises CacheError unless it is a regular file; to write, also if it
-    has a second hard link, which may be another user's file, or another copy's."""
+    has a second hard link, which may be another user's or another copy's file."""
     sole_name = flags != os.O_RDONLY
     return open_untrusted(path, flags, refusal=CacheError, way_out=WAY_OUT, sole_name=sole_name)
 
 
 def _lock_shared(paths: CopyPaths) -> OpenFile:
-    """Returns the lock file of a copy, with a lease's lock on it."""
+    """Returns the open lock file of a copy, with a shared lock on it, which makes a lease."""
     while True:
         lock = paths.open_lock()
         with naming(paths.lock):
@@ -313,7 +313,8 @@ def _keep(lease: weakref.ref[Lease]) -> None:
 
 
 def lock_within(descriptor: int, operation: int, seconds: float) -> None:
-    """Locks an open file. Raises OSError if another process holds a lock on it for `seconds`."""
+    """Waits until it has locked an open file. `operation` is fcntl.LOCK_EX (exclusive) or LOCK_SH (shared). Raises
+    TimeoutError if another process still holds a lock on the file after `seconds`."""
     deadline = time.monotonic() + seconds
     while not lock_at_once(descriptor, operation):
         if time.monotonic() > deadline:

@@ -5,8 +5,8 @@ then joins a group of gloo, which moves bytes. A group cannot shrink. When a nod
 form a new group, at a store that one of them has hosted since the beginning: the first in rank order that answers. That
 node decides which nodes are in the new group.
 
-Nodes listen on the interface by which they reach rank 0, and nowhere else. A node that gets odd words, or none, goes on
-alone: a stranger can keep nodes from copying together, and no more.
+Nodes listen on the interface by which they reach rank 0, and nowhere else. A node that gets a malformed answer, or
+none, copies alone: a stranger can keep nodes from copying together, but do no other harm.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Member:
     def __post_init__(self) -> None:  # who is no node may say anything
         is_node = type(self.rank) is type(self.port) is int and 0 < self.port < 1 << 16
         if not (is_node and self.name.isascii() and self.host.isascii()):
-            raise ValueError("expected a node")
+            raise ValueError("expected a node: integers for rank and port, and ASCII text for name and host")
 
     def __str__(self) -> str:
         return shortened(f"{self.name} (rank {self.rank})")
 
 
 class Meeting:
-    """The ranks of a job, which meet at `store`, a store of torch.distributed.
+    """The ranks of a job, which meet at `store`, a store of torch.distributed that rank 0 keeps on the machine `host`.
 
     All ranks must make the same calls in the same order. One thread at a time may use a Meeting.
     """
@@ -116,7 +116,8 @@ class Meeting:
         return cls(_torch().PrefixStore(f"shardio{restart}/{job}/", store), rank, world_size, host)
 
     def agree(self, what: Mapping[str, str]) -> None:
-        """Raises LaunchError, at all ranks, unless all ranks call this with the same `what` within 120 seconds."""
+        """Raises LaunchError, at all ranks, unless all ranks call this within 120 seconds with the same `what`, such as
+        {"split": "train"}."""
 
         def parse(value: Any) -> dict[str, str]:
             return {name: text + "" for name, text in value.items()}
@@ -139,11 +140,11 @@ class Meeting:
             )
 
     def form(self, digest: str, *, fills: bool) -> tuple[Member, ...]:
-        """Returns the ranks that call this with `fills` and rank 0's `digest`; () if this rank does not fill.
+        """Returns the members that fill copies of the set `digest`, in rank order; () if this rank does not fill.
 
-        At most one rank of each node has `fills`. Leaves out ranks that do not call this within 120 seconds. Without
-        `fills`, only rank 0 waits for the others. Raises GroupBrokenError if rank 0 does not answer, or if this rank is
-        left out.
+        `fills` says that this rank fills its node's copy; at most one rank of a node does. Leaves out ranks that do not
+        call this within 120 seconds, or whose digest is not rank 0's. Without `fills`, only rank 0 waits for others.
+        Raises GroupBrokenError if rank 0 does not answer, or if this rank fills and is left out.
         """
 
         def decide(found: dict[int, Member]) -> dict[int, Member]:
@@ -161,11 +162,11 @@ class Meeting:
         except (RuntimeError, OSError) as error:
             raise GroupBrokenError(f"rank 0 does not answer: {_line(error)}") from None
         if mine and found.get(self.rank) != mine:
-            raise GroupBrokenError(f"rank {self.rank} came late, copies another set, or is also another process")
+            raise GroupBrokenError(f"rank {self.rank} came late, copies another set, or another process has this rank")
         return tuple(found.values()) if mine else ()
 
     def regroup(self, members: Sequence[Member]) -> tuple[Member, ...]:
-        """Returns those `members`, of a broken group, that call this within 10 seconds; () if none answers."""
+        """Returns the `members` of a broken group that call this within 10 seconds; () if this node is left alone."""
         self._ranks = [member.rank for member in members]
         self._generation += 1
         for host in members[:_MOST_HOSTS]:
@@ -178,7 +179,7 @@ class Meeting:
         return ()
 
     def connect(self, members: Sequence[Member]) -> Group:
-        """Returns the group of `members`, made at the store of the first. Raises GroupBrokenError if that fails."""
+        """Connects `members`, who all call this, into a group. Raises GroupBrokenError if that fails."""
         number, torch = members.index(next(m for m in members if m.rank == self.rank)), _torch()
         try:
             store = torch.PrefixStore(f"gloo{self._generation}/", self._store_of(members[0], SILENT_SECONDS))
@@ -206,8 +207,9 @@ class Meeting:
         """Returns the result of `decide`, which rank `decider` calls with {rank: that rank's `mine`}.
 
         The dict lacks ranks that do not send their value, as JSON, within `seconds`. `parse` turns JSON into a value,
-        and raises an error if no rank can have sent it. The decider returns after the other ranks have read the
-        result, or 10 seconds later. Raises RuntimeError if the store or the decider does not answer.
+        and raises an error if no rank can have sent it. `name` is the key of this decision in `store`. The decider
+        returns after the other ranks have read the result, or 10 seconds later. Raises RuntimeError if the store or the
+        decider does not answer.
         """
 
         def ask() -> dict[int, T]:
@@ -228,7 +230,7 @@ class Meeting:
             with contextlib.suppress(RuntimeError, OSError):  # the decider did not wait any longer
                 store.set(f"{name}/{self.rank}/read", "")
             if decision is None:
-                raise RuntimeError("found a decision that no rank can have made")
+                raise RuntimeError("found a malformed decision of the rank that decides")
             return decision
 
         return _within(seconds + 2 * REGROUP_SECONDS, ask, self.stop)
@@ -254,7 +256,7 @@ class Group:
 
     gloo: Any
     rank: int
-    """The number of this node in `members`."""
+    """The position of this node in `members`, not its rank in the job."""
     members: tuple[Member, ...]
     stop: Flag
 
@@ -305,7 +307,7 @@ class Group:
 
 
 def _difference(rank: int, found: Mapping[str, str], expected: Mapping[str, str]) -> str:
-    """Returns in words the first entry of `found`, of this rank, that differs from `expected`, of rank 0, or ""."""
+    """Returns a text about the first value of `found`, of rank `rank`, that is not as `expected`, of rank 0; or ""."""
     if not found and rank:
         return f"rank {rank} has not come within {MEET_SECONDS:.0f} seconds"
     for name in {**found, **expected}:

@@ -61,25 +61,25 @@ class FileBlocks:
     """The number of the file's first block among all blocks of the set."""
     header_nbytes: int
     size: int
-    """The bytes of a block, without the header."""
+    """The bytes of a block; the first block also has the header."""
     num_rows: int
-    """The rows of a block; 0 if a block may have parts of rows."""
+    """The rows of a block; 0 if blocks may begin or end within a row."""
 
     @property
     def count(self) -> int:
         return max(1, -(-(self.nbytes - self.header_nbytes) // self.size))
 
     def start(self, block: int) -> int:
-        """Returns where a block begins in the file, which is also where the block before it ends."""
+        """Returns the byte of the file at which block number `block` begins, and the block before it ends."""
         return min(self.header_nbytes + block * self.size, self.nbytes) if block else 0
 
     def around(self, start: int, stop: int) -> tuple[int, int]:
-        """Returns the range (first, end) of the blocks that overlap the bytes [start, stop) of the file."""
+        """Returns which blocks overlap the bytes [start, stop) of the file: numbers from `first` to before `end`."""
         first, last = (max(0, byte - self.header_nbytes) // self.size for byte in (start, stop - 1))
         return first, last + 1
 
     def within(self, start: int, stop: int) -> tuple[int, int]:
-        """Returns the range (first, end) of the blocks that lie entirely in the bytes [start, stop) of the file."""
+        """Returns which blocks lie entirely in the bytes [start, stop) of the file, as `around` returns them."""
         first = 0 if start <= 0 else -(-max(1, start - self.header_nbytes) // self.size)
         return first, self.count if stop >= self.nbytes else max(0, stop - self.header_nbytes) // self.size
 
@@ -104,15 +104,16 @@ def blocks_of(manifest: Manifest) -> dict[FileEntry, FileBlocks]:
 
 
 class PartialCopy:
-    """The unfinished files of the copy in `folder`, and `states`, uint8 (blocks of the set,).
+    """The unfinished files of the copy in `folder`, and the states of their blocks.
 
-    The process with the right to fill the copy creates the files by `begin`. Only that process may call `write` and
-    `finish`. Other processes of the same user open the files by `find`, and may call `add`.
+    `states` is uint8 (blocks of the set,), memory that all processes of the node share. The process with the right to
+    fill the copy creates the files by `begin`. Only that process may call `write` and `finish`. Other processes of the
+    same user open the files by `find`, and may call `add`.
     """
 
     def __init__(self, folder: Path | FolderHandle, manifest: Manifest, *, create: bool) -> None:
-        """Opens the file of states. With `create`, makes it if needed; otherwise raises OSError if there is none, and
-        CacheError if it is another user's or is being made."""
+        """Opens the file of states. With `create`, makes it if needed; otherwise raises OSError if it does not exist,
+        and CacheError if it is another user's or is being made."""
         self.blocks = blocks_of(manifest)
         self._folder = folder
         self._states_path = folder / (_STATES_PREFIX + boot_id())
@@ -122,7 +123,7 @@ class PartialCopy:
             file = open_in_cache(self._states_path, os.O_RDWR | (os.O_CREAT if create else 0))
             status = os.fstat(file.fileno())
             if not create and (status.st_size, status.st_uid) != (nbytes, os.geteuid()):
-                raise CacheError(f"{self._states_path}: expected {nbytes:,} bytes and this user as the owner")
+                raise CacheError(f"{self._states_path}: expected {nbytes:,} bytes of this user: stage the set again")
             if status.st_size != nbytes:
                 os.ftruncate(file.fileno(), 0)
                 write_all(file.fileno(), bytes(nbytes))  # so a full disk is an error here
@@ -132,7 +133,7 @@ class PartialCopy:
 
     @classmethod
     def begin(cls, folder: FolderHandle, manifest: Manifest, missing: Collection[FileEntry]) -> PartialCopy:
-        """Returns the copy, with an unfinished file for each entry in `missing`. Keeps blocks that are there."""
+        """Returns the copy, with an unfinished file for each entry in `missing`. Keeps blocks that are THERE."""
         copy = cls(folder, manifest, create=True)
         _remove(folder, lambda name: name.startswith(_STATES_PREFIX) and name != copy._states_path.name)
         # What a killed process was fetching is missing.
@@ -155,7 +156,7 @@ class PartialCopy:
         return part_of(self._folder, entry)
 
     def has(self, entry: FileEntry) -> bool:
-        """Returns whether there is an unfinished file, or a link to another copy's file."""
+        """Returns whether a file is unfinished: it has its hidden name, perhaps as a link to another copy's file."""
         return os.path.lexists(str(self.path_of(entry)))
 
     def open(self, entry: FileEntry, flags: int = os.O_RDONLY) -> OpenFile:
@@ -163,7 +164,8 @@ class PartialCopy:
         return open_in_cache(self.path_of(entry), flags)
 
     def make(self, entry: FileEntry) -> None:
-        """Makes an unfinished file, unless it is there. Nothing is written to a link to another copy's file."""
+        """Creates an unfinished file with all blocks MISSING, unless it exists. Replaces a link to another copy's file,
+        which must not be written to."""
         path = self.path_of(entry)
         with contextlib.suppress(FileNotFoundError):
             if path.lstat().st_nlink > 1:
@@ -174,20 +176,22 @@ class PartialCopy:
                 os.ftruncate(file.fileno(), entry.nbytes)
 
     def states_of(self, entry: FileEntry, start: int, stop: int) -> NDArray[np.uint8]:
-        """Returns a view of the shared states of the blocks that overlap [start, stop) of a file, uint8 (blocks,)."""
+        """Returns the states of the blocks that overlap the bytes [start, stop) of a file: MISSING, THERE or COMING,
+        uint8 (blocks,), in memory that other processes change at any time."""
         blocks = self.blocks[entry]
         first, last = blocks.around(start, stop)
         return self.states[blocks.first + first : blocks.first + last]
 
     def mark(self, entry: FileEntry, state: int, start: int = 0, stop: int | None = None) -> None:
-        """Sets the state of the blocks that lie entirely in [start, stop) of a file, by default in all of it."""
+        """Sets the state of the blocks that lie entirely in the bytes [start, stop) of a file, by default of all."""
         blocks = self.blocks[entry]
         first, last = blocks.within(start, entry.nbytes if stop is None else stop)
         if first < last:
             self._set_states(blocks.first + first, bytes([state]) * (last - first))
 
     def wait(self, entry: FileEntry, start: int, stop: int) -> None:
-        """Waits until no block of [start, stop) is COMING, at most 2 seconds: the process fetching it may be dead."""
+        """Waits until no block that overlaps the bytes [start, stop) is COMING, but at most 2 seconds, as the process
+        that fetches it may have been killed."""
         states, deadline = self.states_of(entry, start, stop), time.monotonic() + _COMING_SECONDS
         while (states == COMING).any() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -202,7 +206,7 @@ class PartialCopy:
         """Fills `buffer` with the bytes of an unfinished file, starting at byte `offset`."""
         with self.open(entry) as file, naming(self.path_of(entry)):
             if os.preadv(file.fileno(), [buffer], offset) < len(buffer):
-                raise OSError(errno.EIO, f"expected {entry.nbytes} bytes, found this file truncated: copy again")
+                raise OSError(errno.EIO, f"expected {entry.nbytes} bytes, found fewer: copy the set again")
 
     def write(self, entry: FileEntry, offset: int, data: memoryview) -> None:
         """Writes `data` into an unfinished file at byte `offset`, and marks the blocks that it covers as THERE."""
@@ -221,7 +225,8 @@ class PartialCopy:
     ) -> memoryview:
         """Returns the bytes [start, stop) of a file, which are whole blocks, after passing them to `write`.
 
-        `read_into` reads the bytes. The blocks are COMING meanwhile, and MISSING again after an error.
+        `read_into(entry, start, buffer)` reads them, and `write(entry, start, data)` gets them. The blocks are COMING
+        meanwhile, and MISSING again after an error.
         """
         data = memoryview(bytearray(stop - start))
         self.mark(entry, COMING, start, stop)
@@ -234,7 +239,7 @@ class PartialCopy:
         return data
 
     def add(self, entry: FileEntry, start: int, data: memoryview) -> None:
-        """Writes `data`, whole blocks, into a file at byte `start`, or marks the blocks as MISSING if that fails.
+        """Writes `data`, whole blocks, into an unfinished file at byte `start`. Marks them as MISSING if that fails.
 
         Writes nothing if the blocks are THERE, or if another process is finishing the file.
         """
@@ -258,9 +263,9 @@ class PartialCopy:
         ]
 
     def finish(self, entry: FileEntry) -> str:
-        """Returns the sha256 of a file. Renames the file, durably, if it is right; else marks its blocks as MISSING.
+        """Returns the sha256 of an unfinished file. If it is right, renames the file to its own name, durably.
 
-        If the file cannot be synced, removes it and raises OSError.
+        If it is wrong, marks all blocks as MISSING. If the file cannot be synced, removes it and raises OSError.
         """
         path = self.path_of(entry)
         with self.open(entry) as file, naming(path):

@@ -42,8 +42,8 @@ _WHOLE = 3
 
 
 class PartialTable(MappedTable):
-    """A table of `shards`, whose files are mapped as they appear in `copy`. Rows that the copy lacks are read from
-    `storage`. Rows of a file without its own name are compared with their crc32: nobody has verified it yet."""
+    """A table of `shards` in the order `order`. Maps files of the copy as they appear, and reads missing rows from the
+    storage. Rows of an unfinished file, which nobody has verified yet, are compared with their crc32."""
 
     def __init__(self, table: StoredTable, order: MappedTable | None, shards: PartialSet) -> None:
         super().__init__(table, shards.folder, order)
@@ -53,7 +53,7 @@ class PartialTable(MappedTable):
         self._block_rows = np.array([blocks[entry].num_rows for entry in table.files])
         self._partial: PartialCopy | None = None
         self._is_away = np.ones(len(table.files), bool)
-        """The files that are not finished."""
+        """Which files are not finished, bool (files,)."""
         self._looked_at = float("-inf")
         self.look()
 
@@ -91,7 +91,7 @@ class PartialTable(MappedTable):
         return partial
 
     def _states(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the state of each sample's block, or _WHOLE. Calls `look` if the last call is a second ago."""
+        """Returns the state of each sample's block; _WHOLE if its file is finished. Calls `look` once a second."""
         if not self._is_away.any():
             return np.full(len(indices), _WHOLE)
         stored = self.stored(indices)
@@ -110,7 +110,7 @@ class PartialTable(MappedTable):
     def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], lines: Places = None) -> None:
         """Copies rows, as `MappedTable.copy`. Reads rows that the copy lacks from the storage, one after the other.
 
-        Raises an OSError that names the sample that could not be read, FormatError if a row is wrong in the storage.
+        Raises an OSError that names a sample that cannot be read, and FormatError if a row in the storage is damaged.
         """
         states = self._states(indices)
         if (states == _WHOLE).all():
@@ -150,9 +150,9 @@ class PartialTable(MappedTable):
             np.copyto(places[number].reshape(len(lines), -1, shape[2]), lines[:, columns])
 
     def _fetch(self, sample: int, out: NDArray[np.uint8]) -> None:
-        """Fills `out` with a sample's row, as the function `fetch`.
+        """Fills `out`, uint8 (row_nbytes,), with a sample's row, which it reads by the function `fetch` if needed.
 
-        If the sample's file is unfinished, fetches whole blocks, and writes them into the file for all processes.
+        If the sample's file is unfinished, reads whole blocks, and writes them into the file for all processes.
         """
         (entry, offset), what = self.locate_one(sample), self.table.what(sample)
         if (partial := self._partial) is None:
@@ -172,7 +172,7 @@ class PartialTable(MappedTable):
 
 
 def fetch(storage: Storage, what: str, entry: FileEntry, offset: int, out: NDArray[np.uint8] | memoryview) -> None:
-    """Fills `out` with bytes of a file in the storage, from byte `offset` on. An OSError names the sample by `what`."""
+    """Fills `out` with bytes of a file in the storage, from byte `offset` on. An OSError begins with `what`."""
     try:
         storage.read_into(entry, offset, memoryview(out).cast("B"))  # type: ignore[arg-type]
     except OSError as error:
@@ -180,7 +180,7 @@ def fetch(storage: Storage, what: str, entry: FileEntry, offset: int, out: NDArr
 
 
 class PartialSet(ShardSet):
-    """A ShardSet of the unfinished `copy`. Samples that the copy lacks are read from `storage`.
+    """A ShardSet of an unfinished copy under the lease `copy`. Samples that the copy lacks are read from `storage`.
 
     If the storage fails, reading raises an OSError that names the sample. The constructor fetches and checks an index
     or order that the copy lacks.
@@ -213,7 +213,7 @@ class PartialSet(ShardSet):
         )
 
     def open_file(self, entry: FileEntry, folder: FolderHandle | None = None) -> OpenFile:
-        """Opens a file of the copy, or fetches it into a nameless temporary file."""
+        """Opens a file of the copy. If the copy lacks it, fetches it into a nameless temporary file."""
         if self.lease.has(entry):
             with contextlib.suppress(FormatError):  # damaged: it will be copied again
                 return super().open_file(entry)
@@ -224,7 +224,7 @@ class PartialSet(ShardSet):
 
 
 class StagedReader(MappedReader):
-    """Reads a PartialSet. Announces nothing: the kernel cannot read ahead what is not here yet."""
+    """Reads a PartialSet. Asks the kernel for no read-ahead, as most bytes are not on this disk yet."""
 
     name = "staged"
     num_threads = _STORAGE_THREADS

@@ -50,7 +50,7 @@ Block = tuple[FileEntry, int, int]
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive bytes of one file: node `owner` reads them, and node `share` passes them on."""
+    """Consecutive bytes of one file: node number `owner` reads them, and node number `share` passes them on."""
 
     entry: FileEntry
     start: int
@@ -68,6 +68,7 @@ class WindowPlan:
     pieces: tuple[Piece, ...]
     """In order: the window is the bytes of these pieces, one after the other."""
     share_nbytes: int
+    """The bytes of each node's share. The last share may be shorter, and is padded."""
     sender: int | None = None
     """The node that reads all pieces, and sends them to each other node itself; None if nodes pass on shares."""
 
@@ -111,8 +112,8 @@ def joined(pieces: Sequence[Piece]) -> list[Run]:
 def plan_window(blocks: Sequence[Block], has: NDArray[np.bool_], readers: Sequence[int], turn: int = 0) -> WindowPlan:
     """Returns the plan of a window of `blocks`. `has`, bool (nodes, blocks), is true where a node has a block.
 
-    `readers` are the nodes that can read from the source. `turn` is the number of the pass over the files, from 0. In a
-    later pass one of them sends all, each time another one, as a reader may get damaged bytes.
+    `readers` are the nodes that can read from the source. `turn` is the number of the pass over the files, from 0. In
+    each later pass, one reader, every time another, reads and sends everything: a reader may get damaged bytes.
     """
     num_nodes = len(has)
     wanted = np.flatnonzero(~has.all(axis=0)).tolist()
@@ -139,9 +140,9 @@ def plan_window(blocks: Sequence[Block], has: NDArray[np.bool_], readers: Sequen
 
 
 def add_lost(lost: NDArray[np.float64], seconds: NDArray[np.float32]) -> int | None:
-    """Adds to `lost`, (nodes,), what each node cost the others when it needed `seconds`, (nodes,), for a window.
+    """Adds to `lost` how many seconds each node has cost the others by being slow; 0 for a node that is not slow.
 
-    Returns a node to leave behind, or None.
+    `seconds`, (nodes,), is what each node needed for the last window. Returns a node to leave behind, or None.
     """
     more = np.minimum(seconds, _LONGEST_SECONDS) - _SLOW_RATIO * float(np.median(seconds))
     lost[:] = np.where(more > 0, lost + more, 0)
@@ -176,13 +177,13 @@ class Together:
         self._complete = {entry: not self.partial.has(entry) for entry in self.files}
         self._unchecked = {entry for entry in self.files if self._complete[entry]}
         self._planned: deque[tuple[WindowPlan, Call[NDBytes]]] = deque()
-        """The windows that are planned and not passed on yet."""
+        """The plans of the windows that are not passed on yet, each with the call that reads this node's bytes."""
         self._windows = deque([np.zeros(0, np.uint8)] * 3)
         self._came: dict[FileEntry, list[tuple[int, int, WindowPlan]]] = {}
-        """What this pass has written into each unfinished file: the plans of the bytes [begin, end)."""
+        """What this pass has written into each unfinished file: (begin, end, plan) for the bytes [begin, end)."""
         self._before = self._came
         self._givers: dict[FileEntry, list[set[int]]] = {}
-        """The nodes that gave each piece which is another one in this pass."""
+        """For each piece whose bytes differ from those of the last pass: the nodes that gave it in the last pass."""
 
     def run(self) -> None:
         """Fetches files until all nodes have all files, in at most `_MOST_PASSES` passes.
@@ -222,7 +223,7 @@ class Together:
     def _pass(self, files: Sequence[FileEntry], turn: int) -> None:
         """Fetches the missing blocks of `files`, window by window. `turn` is the number of the pass, from 0.
 
-        Blocks that a node fails to read stay MISSING. Says who gave what was wrong in the last pass.
+        Blocks that a node fails to read stay MISSING. A message names the nodes that gave wrong bytes in the last pass.
         """
         planned = self._planned
         lost, can_read = np.zeros(len(self.group)), np.ones(len(self.group), bool)
@@ -282,10 +283,10 @@ class Together:
             numbers = sorted(set.intersection(*givers) or set.union(*givers))
             names = " or ".join(str(self.group.members[number]) for number in numbers)
             wrong = first_of([entry.file for entry in mended], 3)
-            self.on_message(f"wrong bytes came from {names}, in {wrong}: read again, once for all")
+            self.on_message(f"wrong bytes came from {names}, in {wrong}: one node read them again for all")
 
     def _next_window(self, files: Sequence[FileEntry], cursor: tuple[int, int]) -> tuple[list[Block], tuple[int, int]]:
-        """Returns the blocks of the window at `cursor`, (position in `files`, block), and the cursor after it."""
+        """Returns the blocks of the next window, and the cursor after it: (position in `files`, number of a block)."""
         number, block = cursor
         found, nbytes = list[Block](), 0
         while number < len(files) and nbytes < self._nbytes:
@@ -296,7 +297,7 @@ class Together:
         return found, (number, block)
 
     def _mark(self, plan: WindowPlan, state: int) -> None:
-        """Sets the state of the blocks of `plan` that this node lacks, for the other processes of the node."""
+        """Sets the state of the blocks of `plan` that this node lacks, so its other processes see it."""
         for run, begin, end in self._lacking(plan):
             self.partial.mark(run.entry, state, begin, end)
 
@@ -327,7 +328,7 @@ class Together:
         return out
 
     def _pass_on(self, plan: WindowPlan, owned: NDBytes) -> NDBytes:
-        """Exchanges `owned`, this node's pieces, with the other nodes. Returns all pieces' bytes, then padding."""
+        """Exchanges `owned`, the bytes that this node has read, for the bytes of the whole window, and padding."""
         num_nodes, rank = len(self.group), self.group.rank
         nbytes = num_nodes * plan.share_nbytes
         # One is gathered, and two may still be written. New memory for each window would cost more than to copy it.
@@ -369,7 +370,7 @@ class Together:
             self._finish_if_there(entry)
 
     def _compare(self, entry: FileEntry, begin: int, data: NDBytes) -> None:
-        """Finds out who gave the bytes of an unfinished file, from byte `begin` on, that are others than `data`."""
+        """Notes which nodes gave the bytes of an unfinished file, from `begin` on, that differ from `data`."""
         there = np.empty_like(data)
         self.partial.read(entry, begin, there.data)
         for start, stop, plan in self._before[entry]:
