@@ -95,7 +95,7 @@ class _StagedSplit:
         return thread
 
     def verify_once(self) -> None:
-        """Starts a thread that verifies the copy and replaces damaged files, if there was no thread yet. Thread safe."""
+        """Starts a thread that verifies the copy and replaces damaged files, unless one was started. Thread safe."""
         if not self.threads and not self.stopped.is_set():
             with contextlib.suppress(IndexError):
                 self._unverified.pop()

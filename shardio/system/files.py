@@ -76,7 +76,7 @@ def _machine() -> str:
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a folder and all that is in it, as far as that is possible.
+    """Removes a folder and everything in it. Ignores errors: what cannot be removed stays.
 
     In a thread, because shutil.rmtree may close a descriptor twice when a signal handler interrupts it. If this call is
     interrupted twice, it does not wait for the thread.
@@ -232,12 +232,12 @@ def is_temporary(name: str) -> bool:
 
 @contextlib.contextmanager
 def alone_with(path: Path, *others: Path, only_looks: bool = False) -> Iterator[bool]:
-    """Yields whether the temporary file `path` is abandoned: no process writes it. The block then holds its lock.
+    """Yields whether the temporary file `path` is abandoned: no process writes it. The block holds the file's lock.
 
     A missing file is abandoned. A file of this machine is abandoned if its lock is free; on a filesystem without locks,
     after a day or a reboot. A file of another machine, whose lock may be invisible here, is abandoned a day after the
     last write to it and to `others`. With `only_looks`, the lock is shared, and permission to read is enough. Raises
-    OSError or FormatError if it is another user's, or no file.
+    OSError if this user may not open it, or FormatError if it is not a regular file.
     """
     locked: bool | None = True
     with contextlib.ExitStack() as stack:
@@ -253,7 +253,7 @@ def alone_with(path: Path, *others: Path, only_looks: bool = False) -> Iterator[
 
 
 def _boot_time() -> float:
-    """Returns when this machine booted, minus a minute as clocks of servers differ; 0 if unknown."""
+    """Returns when this machine booted, as time.time(), minus a minute as clocks of servers differ; 0 if unknown."""
     if not hasattr(time, "CLOCK_BOOTTIME"):  # macOS
         return 0.0
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 60.0

@@ -1,4 +1,4 @@
-"""Measures the cores and memory that this process may use, and names the kinds of filesystems, and its addresses.
+"""Finds out how many cores and how much memory this process may use, kinds of filesystems, and network addresses.
 
 Most of it is read from /proc and /sys/fs/cgroup. Where these do not exist, results say that a value is unknown.
 """
@@ -50,7 +50,7 @@ def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 
 def memory_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
-    """Returns the bytes of memory that this process and its page cache can still take; None if unknown.
+    """Returns how many more bytes of memory this process and its page cache can take; None if unknown.
 
     Page cache counts as free, as the kernel reclaims it.
     """
@@ -71,7 +71,7 @@ def memory_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
 
 def _cgroups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """Yields (folder, is cgroups v2) for this process's cgroup and each above; `controller` is "cpu" or "memory"."""
+    """Yields (folder, is v2) of this process's cgroup and each cgroup above it; `controller` is "cpu" or "memory"."""
     try:
         lines = (proc / "self" / "cgroup").read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -140,10 +140,9 @@ def is_shared(kind: str) -> bool:
 
 
 def public_name(host: str, interface: str = "") -> str:
-    """Returns `host`, or the address by which others know this machine if `host` is its own name.
+    """Returns `host`, or this machine's IPv4 address if `host` is its own name and stands for a loopback address here.
 
-    A machine may know its own name as a loopback address. Then it is the address of `interface`, or if that is "", of
-    the only interface that has one.
+    The address is that of the network interface `interface` or, if that is "", of the only interface that has one.
     """
     if re.fullmatch("localhost|[0-9.]+|.*:.*", host) or not ipaddress.ip_address(own_address(host)).is_loopback:
         return host
@@ -156,7 +155,7 @@ def public_name(host: str, interface: str = "") -> str:
 
 
 def own_address(host: str) -> str:
-    """Returns the address of this machine on the interface by which it reaches `host`. Sends nothing."""
+    """Returns this machine's address on its way to `host`; "127.0.0.1" if there is none. Sends nothing to `host`."""
     with contextlib.suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind) as probe, contextlib.suppress(OSError):

@@ -36,14 +36,14 @@ _LIMITS = {
 
 
 def limit_hint(code: int | None, text: object = "") -> str:
-    """Returns the way out if the error number `code` stands for a limit, to be appended to the error's `text`; "" if
-    `code` is another error, or `text` names the limit already."""
+    """Returns ": " and a remedy, to append to the text of an error, if its number `code` stands for a limit of the
+    system; "" for other errors, or if `text`, the error's text, names a limit already."""
     return f": {_LIMITS[code]}" if code in _LIMITS and "limit" not in str(text) else ""
 
 
 @contextlib.contextmanager
 def naming(path: str | Path | FileAt) -> Iterator[None]:
-    """Adds `path`, which calls on descriptors do not know, and `limit_hint` to an OSError raised in the block."""
+    """Adds `path`, which calls on descriptors do not know, and the `limit_hint` to an OSError raised in the block."""
     try:
         yield
     except OSError as error:
@@ -296,8 +296,8 @@ K = TypeVar("K")
 
 
 class Living(Generic[K]):
-    """The added objects that still exist. An object leaves without a line of Python: the exception of a signal handler
-    would be lost there. Thread safe."""
+    """A collection of the added objects that still exist. Thread safe. A freed object leaves it without running Python
+    code, in which an exception of a signal handler would be lost."""
 
     def __init__(self) -> None:
         self._references: dict[weakref.ref[K], None] = {}
@@ -321,9 +321,9 @@ def last_asked(thread: int | None) -> str:
 
 
 class OpenFiles(Generic[K]):
-    """Keeps the most recently used of many files open, by key. Thread safe.
+    """Opens many files by `open_file`, each named by a key, and keeps the most recently used open. Thread safe.
 
-    At most `most_open` files, divided by the number of living OpenFiles, stay open; plus one for each running thread.
+    At most `most_open()` files, divided by the number of living OpenFiles, stay open; plus one for each thread.
 
     Two threads may open a file at the same time; one of the descriptors then closes at once. There is no lock, as
     `close` may run in a finalizer, in the middle of any other call. No operation may destroy a value while it works on
@@ -337,7 +337,7 @@ class OpenFiles(Generic[K]):
         _LIVE.add(self)
 
     def get(self, key: K) -> OpenFile:
-        """Returns the open file of `key`, opened by `open_file` if needed. Raises RuntimeError after `close`."""
+        """Returns the file of `key`. Opens it by `open_file(key)` if needed. Raises RuntimeError after `close`."""
         if self._closed:
             raise RuntimeError("this reader was closed: open the set again to read")
         _asked[get_ident()] = str(key[0] if isinstance(key, tuple) else key)
@@ -358,7 +358,7 @@ class OpenFiles(Generic[K]):
         self._open.pop(key, None)
 
     def forget_all(self, but: int = 0) -> None:
-        """Drops all files but the most recently used, whose number is `but`."""
+        """Drops all files except the `but` most recently used."""
         for _ in range(len(self._open) - but):
             with contextlib.suppress(KeyError):  # another thread did
                 self._open.popitem(last=False)

@@ -1,6 +1,6 @@
-"""Copies bytes between files in pieces: reads with retries, hashes, writes, and syncs meanwhile.
+"""Copies bytes between files in pieces, hashes and syncs them meanwhile, and counts the retries of reads.
 
-Also has reads and writes with O_DIRECT, which bypass the page cache, from and into aligned memory.
+Also prepares files and memory for O_DIRECT, which bypasses the page cache.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def pour(
 ) -> str:
     """Reads `nbytes` bytes in pieces, and calls `write` with each piece. Returns the sha256 (hex) of all bytes read.
 
-    `read(offset, buffer)` fills the buffer from its beginning, and returns how many bytes it read, None if all of it; 0
-    at the end of the file. `progress` is called with the size of each piece, in bytes.
+    `read(offset, buffer)` fills the buffer from its beginning. It returns the number of bytes read, None if the buffer
+    is full, or 0 at the end of the file. `progress` is called with the size of each piece, in bytes.
 
     When a long file is written, a thread hashes each piece while the piece is written and the next piece is read.
     """
@@ -78,7 +78,7 @@ def pour(
 
 
 class BackgroundSync:
-    """Syncs a file in a thread while it is written, one sync at a time, so little is left for the last sync.
+    """Syncs a file in a thread called `name` while it is written, one sync at a time, so little is left for the end.
 
     To be used by one thread at a time. `close` waits for the running sync, and may be called again.
     """
@@ -89,9 +89,9 @@ class BackgroundSync:
         self._unsynced_nbytes = 0
 
     def wrote(self, nbytes: int, sync: Callable[[], object]) -> None:
-        """Counts `nbytes` written bytes. Starts `sync` in a thread once SYNC_NBYTES bytes have not been synced.
+        """Counts `nbytes` written bytes. Calls `sync` in a thread once SYNC_NBYTES written bytes are not synced yet.
 
-        Starts no sync while another sync is running. Before a start, raises the previous sync's error, if any.
+        Does not call it while another sync is running. Before a call, raises the previous sync's error, if any.
         """
         self._unsynced_nbytes += nbytes
         if self._unsynced_nbytes >= SYNC_NBYTES and (self._syncing is None or self._syncing.is_over):
@@ -113,7 +113,7 @@ class BackgroundSync:
 
 @contextlib.contextmanager
 def synced_writes(path: Path | FileAt, descriptor: int) -> Iterator[Callable[[memoryview], None]]:
-    """Yields a function that writes a piece, the next bytes of a file, and syncs the file now and then.
+    """Yields a function that writes the next bytes of the open file `path`, which a thread syncs now and then.
 
     When the `with` block ends, no sync is running. Each OSError names the file, including errors of a sync.
     """
@@ -156,7 +156,8 @@ class Attempts:
 
 
 def reading_failed(error: OSError, path: str | Path, what: str, offset: int, attempts: int, hint: str = "") -> OSError:
-    """Returns the OSError to raise when reading `what` (a label or a sample) failed after `attempts` attempts."""
+    """Returns the OSError to raise after the last of `attempts` attempts to read `what`, such as "sample 5", at byte
+    `offset` of `path` failed with `error`. `hint` replaces the usual remedy."""
     hint = hint or "look into the kernel's log (dmesg) for the disk or server; `shardio verify` lists all damage"
     text = f"{error.strerror}: reading {what} at byte {offset} failed (attempts: {attempts}); {hint}"
     return OSError(error.errno, text, str(path))
@@ -169,8 +170,8 @@ ALIGNMENT = 4096
 
 
 def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Returns new memory of this shape, uint8, aligned to ALIGNMENT bytes, unlike np.empty's. The system has it back
-    once the last array over it is freed: malloc would keep much of what loaders made one after the other have freed."""
+    """Returns new zeros of this shape, uint8, aligned to ALIGNMENT bytes, unlike np.empty. The system gets the memory
+    back once the last array over it is freed; malloc would keep much of it when one loader after another is made."""
     nbytes = int(np.prod(shape, dtype=np.int64))
     memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError, AttributeError):  # a kernel without huge pages, or macOS

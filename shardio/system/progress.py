@@ -51,7 +51,10 @@ class _Lines:
 
 
 class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
-    """Progress on stderr: a bar in a terminal or notebook, elsewhere a line every 30 seconds and a line at the end."""
+    """Progress on stderr: a bar in a terminal or notebook, elsewhere a line every 30 seconds and a line at the end.
+
+    Prints nothing unless `shown`. `options` are tqdm's.
+    """
 
     n: float
     initial: float
@@ -72,7 +75,8 @@ class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
         return {**super().format_dict, "ncols": _columns()}
 
     def refresh(self, *arguments: Any, **options: Any) -> Any:
-        """Draws the bar, or writes a line to a log: none during the first 30 seconds."""
+        """Draws the bar, as tqdm's `refresh`. Where progress is printed as lines, prints a line, but not in the first 30
+        seconds. Returns True if it has drawn or printed."""
         if not self.is_log or self._time() - getattr(self, "start_t", self._time()) >= self.delay:
             return super().refresh(*arguments, **options)
         return False

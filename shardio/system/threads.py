@@ -85,10 +85,10 @@ class Call(Generic[T]):
 
 
 class DaemonThread(threading.Thread):
-    """A thread that makes one call. `begin` starts the thread. Keep a reference to the object before `begin`.
+    """A daemon thread that makes one call. `begin` starts the thread, `wait` waits until its call is over.
 
-    At exit, the interpreter does not wait for the thread before it runs finalizers, which may tell the thread to stop.
-    `begin` and `wait` may be interrupted; then `wait` may be called again.
+    `begin` and `wait` may be interrupted, as by a Ctrl-C; then `wait` may be called (again). So keep a reference to the
+    object before `begin`: the thread may be running. At exit, the interpreter does not wait for the thread.
     """
 
     def __init__(self, call: Callable[[], object], name: str) -> None:
@@ -153,7 +153,7 @@ class Ticker(DaemonThread):
         super().__init__(partial(_tick, self._ends, weakref.ref(owner, self._ends.put), tick, seconds), name)
 
     def close(self) -> None:
-        """Ends the thread, and waits for it, but not for a `tick` that takes a second. May be called again."""
+        """Ends the thread, and waits for it, but at most a second for a `tick` under way. May be called again."""
         self._ends.put(None)
         with contextlib.suppress(queue.Empty):
             self.wait(_PATIENCE_SECONDS)
@@ -169,9 +169,10 @@ def _tick(ends: queue.SimpleQueue[object], owner: object, tick: Callable[[], obj
 
 
 def wait_while_running(threads: Iterable[DaemonThread]) -> list[DaemonThread]:
-    """Waits until the threads have ended. Returns threads that wait for something that may never come, such as storage.
+    """Waits for the end of the threads, while any of them runs. Returns the threads that seem to wait for storage.
 
-    They have neither run nor wanted a core for a second; where the system does not count that, they have not ended.
+    These have neither run nor waited for a core for a second. Where the system does not count that, all threads that
+    have not ended after a second are returned.
     """
     left = list(threads)
     while left:
@@ -188,7 +189,7 @@ def wait_while_running(threads: Iterable[DaemonThread]) -> list[DaemonThread]:
 
 
 def core_seconds(thread: int | None) -> tuple[float, float]:
-    """Returns for how many seconds a thread ran, and waited for a core; zeros if the system does not count that."""
+    """Returns how many seconds a thread, named by its native id, has run, and waited for a core; zeros if unknown."""
     try:
         with open_file(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY) as file:
             ran, waited, _ = file.read(100).split()
@@ -209,7 +210,7 @@ def preempt_nobody() -> None:
 
 
 class Stop(Exception):
-    """Ends the work of a thread that was told to stop, also because another thread has failed. It is no error."""
+    """Raised to end the work of a thread that was told to stop, or because another thread failed. It is no error."""
 
 
 class Flag:
@@ -238,7 +239,7 @@ class ThreadPool(contextlib.AbstractContextManager["ThreadPool"]):
     """Makes calls in at most `num_threads` daemon threads, which start as calls are submitted.
 
     To be used by one thread. The end of a `with` block waits for all calls or, if the block raises, only for running
-    calls. The threads hold no reference to the pool, and also end when the pool is freed.
+    calls. The threads hold no reference to the pool, and also end when the pool is freed. Their names are `name`_0, ...
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
@@ -299,7 +300,7 @@ class ThreadPool(contextlib.AbstractContextManager["ThreadPool"]):
 def _serve(calls: _Calls, cancelled: Flag, owner: weakref.ref[ThreadPool]) -> None:
     while isinstance(call := calls.get(), Call):
         if cancelled.is_set() or owner() is None:
-            call.fail(RuntimeError("the thread pool was closed before this call started"))
+            call.fail(RuntimeError("the thread pool was closed before this call started: submit it to a new pool"))
         else:
             call.run()
         del call  # or this frame would keep its result while it waits for the next call
