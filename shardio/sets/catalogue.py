@@ -32,7 +32,7 @@ class CatalogueEntry:
     path: str
     """The set's folder or URL, for messages: without the credentials of a URL."""
     state: State
-    """"damaged": the manifest is invalid, or a file is missing or has another size than the manifest says.
+    """"damaged": the manifest is invalid, or a file is missing or has the wrong size. "unreadable": see `reason`.
 
     "unfinished": a conversion that has not written a manifest yet, which is not detected in an object store.
     """
@@ -89,7 +89,7 @@ def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
 def _look_at(root: str, name: str, is_silent: Flag) -> CatalogueEntry | None:
     """Returns the entry of the folder `name` in a root; None if the folder is not a set.
 
-    `is_silent` is set once the root's server has not answered within the time limit. Nothing is read after that.
+    Sets `is_silent` if the root's server does not answer within the time limit. Once it is set, reads nothing.
     """
     place = join_place(root, name)
     path = shown(place)

@@ -70,7 +70,7 @@ def refusing(path: str | Path) -> Iterator[None]:
 
 
 class ArrayHeader(NamedTuple):
-    """The header of an NPY file."""
+    """The header of an NPY file. `by_columns` means Fortran order."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -85,7 +85,8 @@ class ArrayHeader(NamedTuple):
 
 
 def parse_header(first: bytes) -> ArrayHeader:
-    """Returns the header in `first`, the first HEADER_MOST bytes of an NPY file. To be called inside `refusing`."""
+    """Returns the header in `first`, the first HEADER_MOST bytes of an NPY file. Call it inside `refusing`, which gives
+    its ValueErrors the file's name."""
     file = io.BytesIO(first)
     # Version 3 has names of fields in UTF-8, and no array of a set has fields.
     read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
@@ -242,7 +243,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
 def read_batches(path: Path, file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """Yields the rows of `columns`, by default of all, as pyarrow.RecordBatches. `file` is from `open_parquet(path)`.
 
-    Raises SourceError if the values are far more than the file.
+    Raises SourceError if the values take far more bytes than the file: see `check_unpacked`.
     """
     nbytes = 0
     for group in range(file.num_row_groups):
@@ -255,7 +256,7 @@ def read_batches(path: Path, file: Any, columns: Sequence[str] | None = None) ->
 
 
 def read_group(path: Path, file: Any, group: int, columns: Sequence[str] | None, most_rows: int) -> Iterator[Any]:
-    """Yields the rows of a row group in batches of 64 MiB, or of one row.
+    """Yields the rows of row group number `group` as RecordBatches of at most `most_rows` rows and about 64 MiB.
 
     Raises SourceError before anything is unpacked if a page is larger than 512 MiB and twice its column in the file, or
     if the rows of the file, or the lists of the row group, have far more values than the file has bytes.
@@ -281,7 +282,7 @@ def read_group(path: Path, file: Any, group: int, columns: Sequence[str] | None,
 
 
 def _pages(path: Path, file: IO[bytes], chunk: Any) -> Iterator[tuple[int, int]]:
-    """Yields (unpacked bytes, number of values) of each page in a chunk of a column, as the pages themselves say."""
+    """Yields (unpacked bytes, number of values) of each page in a chunk of a column, from the headers of the pages."""
     at = min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset)
     end = at + chunk.total_compressed_size
     while 0 <= at < end:
@@ -296,7 +297,7 @@ def _pages(path: Path, file: IO[bytes], chunk: Any) -> Iterator[tuple[int, int]]
 
 
 def _read_struct(file: IO[bytes]) -> dict[int, Any]:
-    """Returns the integers and structs in a struct of Thrift's compact protocol, by the numbers of its fields."""
+    """Reads a struct of Thrift's compact protocol. Returns its integers and structs, by field number."""
 
     def read_number() -> int:
         byte = file.read(1)[0]

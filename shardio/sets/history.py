@@ -19,7 +19,8 @@ _LONGEST_VALUE = 40
 
 
 def describe_change(operation: str, arguments: Mapping[str, Any], parents: Sequence[Manifest]) -> dict[str, Any]:
-    """Returns the provenance of a set made from `parents`. It has no paths: equal changes give equal provenances."""
+    """Returns the provenance of a set that the command `operation` makes from `parents`. `arguments` has the values of
+    its options. They may not be paths: equal changes give equal provenances."""
     earlier: list[Any] = []
     conversions: list[Any] = []
     for parent in parents:
@@ -43,7 +44,7 @@ def describe_change(operation: str, arguments: Mapping[str, Any], parents: Seque
 
 
 def conversions_of(manifest: Manifest) -> list[dict[str, Any]]:
-    """Returns the conversions recorded in the provenance of a set, which made the set's pixels."""
+    """Returns the records of the conversions that made a set's pixels, from the set's provenance."""
     provenance = manifest.provenance
     if isinstance(provenance.get("conversion"), dict):
         return [{name: provenance[name] for name in ("conversion", "libraries") if name in provenance}]
@@ -54,7 +55,7 @@ def conversions_of(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def describe_making(manifest: Manifest) -> str:
-    """Returns a short text about how the set was made; "" if its provenance does not record this."""
+    """Returns a short text on how the set was made; "" if its provenance does not record it."""
     parts = []
     provenance = manifest.provenance
     if isinstance(change := provenance.get("change"), dict):

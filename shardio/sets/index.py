@@ -1,4 +1,4 @@
-"""Reads and checks whole indexes of a set, which record everything about the samples except pixels and arrays.
+"""Reads and checks whole indexes of a set. An index has all data of the samples except pixels and arrays.
 
 Also computes the counts that commands print.
 """
@@ -69,7 +69,7 @@ def read_index(storage: Storage, manifest: Manifest, split: str) -> NDArray[np.v
 
 
 def numbers_of(storage: Storage, split: SplitEntry) -> Numbers:
-    """Returns the arrays of shape () of a split, which a Selection can compare, each as a function that reads it."""
+    """Returns, for each array of shape () of a split, a function that reads its values: the numbers for a Selection."""
     found = [(name, array) for name, array in split.arrays.items() if not array.row.shape]
     return {name: partial(_read_values, storage, split, array) for name, array in found}
 
@@ -110,7 +110,7 @@ def check_range(numbers: NDArray[np.int64], stop: int, what: str, path: object) 
 
 
 def find_outside(numbers: NDArray[np.int64], stop: int, what: str) -> tuple[NDArray[np.int64], str]:
-    """Returns the indices of `numbers` that are not from 0 to `stop` - 1, and an error text about the first, or ""."""
+    """Returns the positions of `numbers` not from 0 to `stop` - 1, and an error text about the first; "" if none."""
     wrong = np.flatnonzero((numbers < 0) | (numbers >= stop))
     text = f"sample {wrong[0]}: expected {what}, 0 to {stop - 1}, found {numbers[wrong[0]]}" if wrong.size else ""
     return wrong, text
@@ -142,7 +142,7 @@ def spread_of(values: NDArray[Any]) -> Spread | None:
 
 
 def spreads_of(rows: NDArray[np.void], numbers: Numbers) -> dict[str, Spread]:
-    """Returns the Spread, by name, of the sizes of source images, if recorded, and of each array in `numbers`."""
+    """Returns the Spread of the source images' sizes, if the index `rows` has them, and of each array, by name."""
     widths, heights = rows["source_width"].astype(np.int64), rows["source_height"].astype(np.int64)
     known = (widths > 0) & (heights > 0)
     widths, heights = widths[known], heights[known]
@@ -152,7 +152,7 @@ def spreads_of(rows: NDArray[np.void], numbers: Numbers) -> dict[str, Spread]:
 
 
 def count_classes(labels: NDArray[np.int64], num_classes: int) -> list[tuple[int, int]]:
-    """Returns (label, number of samples) for each class; without classes, for each label. Rarest first."""
+    """Returns (label, number of samples) for each class or, if `num_classes` is 0, each label found. Rarest first."""
     if num_classes:
         counts = np.bincount(labels, minlength=num_classes)
         found = np.arange(num_classes)

@@ -68,7 +68,7 @@ def resolve(place: str | os.PathLike[str]) -> str:
 
 
 def local_folder(place: str | os.PathLike[str]) -> str:
-    """Returns `place` as a folder, unchecked, after `resolve`. Raises SetNotFoundError if it is a URL."""
+    """Returns the result of `resolve`, which need not exist. Raises SetNotFoundError if it is a URL."""
     place = resolve(place)
     if is_url(place):
         raise SetNotFoundError(
@@ -82,7 +82,7 @@ def local_folder(place: str | os.PathLike[str]) -> str:
 
 
 def check_local(path: str | os.PathLike[str], error: type[ShardioError], way_out: str) -> None:
-    """Raises `error` if `path` is a URL, with a message that ends with `way_out`, or if it begins with ~.
+    """Raises `error` if `path` is a URL or begins with ~. `way_out` is the remedy in the message about a URL.
 
     Without this check, either would be used as the path of a folder here.
     """
@@ -134,7 +134,7 @@ def looks_like_a_set(folder: str | os.PathLike[str]) -> bool:
 def hinting_at_order(second: str | os.PathLike[str], hint: str) -> Iterator[None]:
     """Adds `hint` to a SetNotFoundError from the block if `second` is a set: the caller probably swapped two folders.
 
-    `second` is the other folder of the call.
+    The block opens the first folder of a command, which should be a set; `second` is the other folder.
     """
     try:
         yield

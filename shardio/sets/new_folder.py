@@ -53,7 +53,7 @@ def taken(target: Path) -> ConvertError:
 
 
 def check_new(target: Path, sets: list[Path]) -> None:
-    """Raises ConvertError if `target` exists, has no parent folder, or is inside one of `sets`, real paths."""
+    """Raises ConvertError if `target` exists, has no parent folder, or is inside one of `sets`, folders (real paths)."""
     root = target.parent
     if not root.is_dir():
         raise ConvertError(f"{root}: expected a folder for the new set {target.name!r}, found none: create it first")
@@ -111,7 +111,7 @@ class LeftOver:
     path: str
     nbytes: int
     abandoned: bool
-    """Whether certainly no process writes there, not even a process of another machine."""
+    """Whether no process writes there, of this or another machine. False if that is not certain."""
 
 
 def folder_of(lock: Path) -> Path:

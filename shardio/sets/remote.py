@@ -75,7 +75,7 @@ _filesystems: dict[tuple[int, str, str], Any] = {}
 
 
 class RemoteStorage:
-    """A URL, with the methods of a `shardio.sets.storage.FolderStorage`. Thread safe, picklable, usable after a fork.
+    """Reads sets at a URL, with the methods of `storage.FolderStorage`. Thread safe, picklable, usable after a fork.
 
     fsspec reads endpoint, credentials and proxy from the environment or from its configuration files.
 
@@ -214,14 +214,14 @@ class RemoteStorage:
         return data
 
     def _ask(self, method: str, *arguments: object, deadline: float | None, **options: object) -> Any:
-        """Calls a method of fsspec's filesystem. Only a filesystem that works by asyncio has a deadline."""
+        """Calls a method of fsspec's filesystem. `deadline`, of time.monotonic, only holds for asynchronous ones."""
         filesystem = _filesystem(self._url)
         if not getattr(filesystem, "async_impl", False):
             return getattr(filesystem, method)(*arguments, **options)
         return self._wait_for(getattr(filesystem, f"_{method}")(*arguments, **options), deadline)
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, T], deadline: float | None) -> T:
-        """Returns the result of a request. Raises TimeoutError at `deadline`, OSError once `close` was called."""
+        """Returns a request's result. Raises TimeoutError at `deadline` (of time.monotonic), OSError after `close`."""
         request = asyncio.run_coroutine_threadsafe(coroutine, _filesystem(self._url).loop)
         try:
             while not wait([request], _LOOK_SECONDS).done:
@@ -236,7 +236,7 @@ class RemoteStorage:
     def _insist(self, call: Callable[[], T], path: str, what: str, deadline: float | None = None) -> T:
         """Returns the result of `call`. Retries transient failures for about a minute, or until `deadline`.
 
-        If that does not help, raises an OSError with `path`, `what`, the request in words, and the last failure.
+        If that does not help, raises an OSError about `path`, with the last failure and `what`, the request in words.
         """
         end = min(time.monotonic() + _PATIENCE_SECONDS, deadline or math.inf)
         longest, attempts = _FIRST_WAIT_SECONDS, 0

@@ -70,15 +70,16 @@ def _as_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def crc32s_of(values: NDArray[Any]) -> NDArray[np.uint32]:
-    """Returns the crc32 of each of the n values in `values`, (n, ...), as uint32 (n,)."""
+    """Returns the crc32 of the bytes of each of the n values in `values`, (n, ...), as uint32 (n,)."""
     return np.fromiter(map(crc32, _as_bytes(values)), np.uint32, len(values))
 
 
 @dataclass(eq=False)
 class ArrayWriter:
-    """Writes the values of an array for the samples of a split, in order, to files of at most `shard_nbytes` bytes.
+    """Writes the array `name`, one value for each sample of a split in order, to files of at most `shard_nbytes` bytes.
 
-    A small array gets a single file, of any size. Each file appears when it is complete. Not thread safe.
+    A small array gets a single file, of any size. Each file appears when it is complete. `row` has the shape and dtype
+    of a value, `kind` what the values mean. Not thread safe.
     """
 
     folder: Path | FolderHandle

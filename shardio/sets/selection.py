@@ -93,7 +93,8 @@ class HasClasses(Protocol):
 
 
 def find_labels(of: HasClasses, name: str | int) -> list[int]:
-    """Returns the labels that `name` means: a class, else the readable name of classes, else a label as a number."""
+    """Returns the labels of the class `name`, else of the classes with this readable name, else the label with this
+    number; [] if the set has none of these."""
     if isinstance(name, str):
         if name in of.classes:
             return [of.classes.index(name)]
@@ -175,9 +176,10 @@ class Selection:
         return not (self.classes or self.globs or self.where or self.share or has_list)
 
     def samples(self, rows: NDArray[np.void], of: HasClasses, numbers: Numbers) -> NDArray[np.int64]:
-        """Returns the samples that match, int64: ascending, or in the order of `indices`. `rows` is the split's index.
+        """Returns the samples that match, int64: ascending, or in the order of `indices`.
 
-        Raises ValueError if the set has no such class, array or sample; SourceError if the sample is from a file.
+        `rows` is the split's index, `of` has the set's classes, and `numbers` the split's numbers. Raises ValueError if
+        the set lacks a class, number or sample of the conditions; SourceError if `indices` from a file do not fit.
         """
         if self.indices is not None:
             return self._numbers(self.indices, len(rows))
@@ -185,7 +187,7 @@ class Selection:
         if self.classes:
             if not has_label(rows.dtype):
                 raise ValueError(
-                    f"class {self.classes[0]!r}: expected a split with integer labels, found a split without"
+                    f"class {self.classes[0]!r}: expected integer labels in the split, found none: leave out the class"
                 )
             labels: list[int] = []
             for name in self.classes:
@@ -241,7 +243,7 @@ class Selection:
         return {name: fact for name, fact in facts.items() if fact not in (None, [])}
 
     def describe_none(self, keys: Sequence[bytes]) -> str:
-        """Returns a text about why no sample matches. It suggests similar keys of `keys`, the keys of all samples."""
+        """Returns a text on why no sample matches. For a pattern without match, it suggests some of `keys`, all keys."""
         for glob in self.globs:
             core = glob.strip(b"*")
             if any(map(_pattern(glob).match, keys)):

@@ -26,7 +26,7 @@ from shardio.system.pour import TRANSIENT, Attempts, pour, reading_failed, synce
 from shardio.system.threads import Flag, Stop, ThreadPool
 
 Read = Callable[[FileEntry, int, memoryview], None]
-"""`read_into` of a storage, or a function like it."""
+"""`read_into(entry, offset, buffer)` of a storage, or a function like it."""
 
 
 class FolderStorage:
@@ -42,7 +42,7 @@ class FolderStorage:
         self.damaged: set[str] = set()
         """The names of the files whose sha256 was found wrong."""
         self.changed: set[str] = set()
-        """The names of the files that a web server has replaced since the caller removed them here. Else empty."""
+        """The names of files that a web server has replaced, until the caller removes them; empty for folders."""
         self._files: OpenFiles[tuple[str | FileAt, FileEntry]] = OpenFiles(lambda file: open_sized(*file))
 
     def list_folders(self) -> list[str]:
@@ -62,7 +62,7 @@ class FolderStorage:
         return f"{self._folder}/{entry.file}"
 
     def find_fault(self, manifest: Manifest) -> str:
-        """Returns an error text about the first file that is missing or of the wrong size, or ""; opens no file."""
+        """Returns an error text about the first file that is missing or has the wrong size; "" if none is."""
         for entry in manifest.files:
             path = self.path_of(entry)
             try:
@@ -142,7 +142,7 @@ class FileCopier:
         self.each(lambda entry: self._copy(folder / entry.file, entry), entries)
 
     def find_damaged(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> list[FileEntry]:
-        """Returns the files in `folder`, a copy, that have a wrong sha256 or cannot be read."""
+        """Returns those of the files `entries` that have a wrong sha256 or cannot be read in `folder`, a copy."""
         copy = FolderStorage(folder)
         damaged: list[FileEntry] = []
 
@@ -201,7 +201,7 @@ class FileCopier:
         raise self.damaged(entry, found)
 
     def damaged(self, entry: FileEntry, found: str) -> FormatError:
-        """Returns the FormatError for a file of the storage whose sha256 is `found`, and notes the file as damaged."""
+        """Returns the FormatError for a file of the storage whose sha256 is `found`; adds it to `storage.damaged`."""
         self.storage.damaged.add(entry.file)
         path = self.storage.path_of(entry)
         # `verify` takes no URL. A merge copies from several folders.

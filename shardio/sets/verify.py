@@ -61,13 +61,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class CheckedShare:
-    """A random subset of the samples and of the arrays' values, at least `share` of each file, drawn by `seed`."""
+    """A random subset of samples and of arrays' values: at least the fraction `share` of each file, drawn by `seed`."""
 
     share: float
     seed: int
     num_samples: int = 0
     """How many samples were read, in all shards together."""
     num_values: int = 0
+    """How many values of arrays were read."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class _Verifier:
     num_values_compared: list[int] = field(default_factory=list)
 
     def checks(self) -> tuple[list[Callable[[], Problem | None]], int]:
-        """Returns a function for each check, which returns a Problem or None, and how many bytes the checks read."""
+        """Returns the checks, functions that return a Problem or None, and how many bytes they read in total."""
         rejects = self.manifest.rejects
         checks: list[Callable[[], Problem | None]] = [] if rejects is None else [partial(self.check_file, rejects)]
         every: list[_Values] = []
@@ -190,7 +191,8 @@ class _Verifier:
         return checks, total
 
     def read_sums(self, values: _Values) -> _Sums:
-        """Returns the checksums of all stored rows. Raises FormatError or OSError if they cannot be trusted."""
+        """Returns the checksums of all stored rows of `values`. Raises FormatError or OSError if the file with the
+        checksums, or an order, is damaged."""
         split = values.split
         index: NDArray[np.void] | None = None
         try:
@@ -257,7 +259,8 @@ class _Verifier:
     ) -> Problem | None:
         """Checks the size and header of a shard, and the crc32 of a random part of its rows.
 
-        Returns the problem, or None if there is none. `number` makes each shard's random numbers different.
+        Returns the problem, or None if there is none. `sums` has the checksums of the shard's rows; if it is None, the
+        rows are not read. `number` makes each shard's random numbers different.
         """
         path = self.folder / shard.file
         try:
@@ -370,7 +373,8 @@ def _problem(path: Path, error: FormatError | OSError) -> Problem:
 def _described(
     problem: Problem, values: _Values, sums: _Sums, shard: ShardEntry | None, is_damaged: NDArray[np.bool_]
 ) -> Problem:
-    """Returns `problem` with the damaged samples added. `shard` is given if the sums cover all of its rows."""
+    """Returns `problem` with the damaged samples added. `is_damaged` is a mask of the rows of `sums`. `shard` is given
+    if `sums` has all rows of the shard whose crc32 is known."""
     samples = np.sort(sums.samples[is_damaged & (sums.samples >= 0)])
     unused = sums.rows[is_damaged & (sums.samples < 0)]
     text = ""

@@ -75,8 +75,8 @@ class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
         return {**super().format_dict, "ncols": _columns()}
 
     def refresh(self, *arguments: Any, **options: Any) -> Any:
-        """Draws the bar, as tqdm's `refresh`. Where progress is printed as lines, prints a line, but not in the first 30
-        seconds. Returns True if it has drawn or printed."""
+        """Draws the bar, as tqdm's `refresh`. Where progress is printed as lines, prints a line, but none in the first
+        30 seconds. Returns True if it has drawn or printed."""
         if not self.is_log or self._time() - getattr(self, "start_t", self._time()) >= self.delay:
             return super().refresh(*arguments, **options)
         return False
