@@ -1,7 +1,7 @@
 """Whether the ranks of a job read the same epochs: each compares its loader with the loader of another rank.
 
-Loaders of the same split and number have one key in the store of torch.distributed. The first rank at a new place
-leaves a sheet there, instead of the sheet of a rank that is not as far. Ranks wait for no rank that is merely late.
+The n-th loader of a split has the same key on all ranks, in the store of torch.distributed. The key's value is a sheet,
+on which a rank says what it reads. A rank that has come further replaces it by its own. No rank waits for a late one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _NUMBERS: Counter[tuple[str, int, int]] = Counter()
 
 
 class Sheet(NamedTuple):
-    """What a rank reads, by argument; and [epoch, consumed, states loaded, transform] of the epochs it has begun."""
+    """What a rank reads. `reads` maps arguments to values. `begun` has, for each epoch that the rank has begun, [epoch,
+    consumed, number of states loaded, digest of the transform]: the first and the latest epochs."""
 
     rank: int
     reads: dict[str, Any]
@@ -54,7 +55,7 @@ class Sheet(NamedTuple):
 
 
 class Agreement:
-    """Compares a loader with the loaders of the same split and number on other ranks. To be used by one thread."""
+    """Compares this process's n-th loader of a split with the n-th loaders of other ranks. To be used by one thread."""
 
     def __init__(self, world: World, split: str) -> None:
         self._world, alike = world, (split, world.rank, world.world_size)
@@ -97,7 +98,8 @@ class Agreement:
 
 
 def _exchange(key: str, text: str, found: list[tuple[int, str, Any, Any]]) -> None:
-    """Compares a sheet with the sheet under the key, and replaces that if its rank is behind. Appends what differs."""
+    """Compares the sheet `text`, JSON, with the sheet in the store, and replaces that if its rank is behind. Appends
+    (other rank, name, own value, other value) to `found` if they differ."""
     store, mine, there = store_of_torch("loaders"), Sheet(*json.loads(text)), ""
     while (answer := store.compare_set(key, there, text).decode()) not in (text, there):
         theirs, there = Sheet(*json.loads(answer)), answer

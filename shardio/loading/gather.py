@@ -66,8 +66,8 @@ class Pending:
         self._begin_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self, part: slice, *, refused: bool) -> None:
-        """Reads the samples `part` of the batch, in a gather thread. Never raises: `wait` raises the error. With
-        `refused` (the loader was closed), reads nothing, and the part fails with RuntimeError."""
+        """Reads the positions `part` of the batch, in a gather thread. Never raises: `wait` raises the error. If it is
+        `refused`, as the loader was closed, reads nothing, and the part fails with RuntimeError."""
         if self._begins and (seconds := self._begins - time.perf_counter()) > 0:
             with contextlib.suppress(queue.Empty):
                 self._begin_signal.get(timeout=seconds)
@@ -181,8 +181,8 @@ class GatherThreads:
         return sum(core_seconds(thread.native_id)[1] for thread in self._threads)
 
     def close(self) -> list[DaemonThread]:
-        """Ends the threads, and waits until they have copied their last parts. Returns threads that storage keeps
-        waiting for a second: they begin no further read, and end when it answers. May be called in any thread, by a
+        """Ends the threads, and waits until they have read their last parts. Returns the threads that have waited for
+        storage for a second: they begin no further read, and end when it answers. May be called in any thread, by a
         finalizer, and again."""
         self._closed[0] = 1
         self._jobs.put(None)

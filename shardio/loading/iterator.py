@@ -36,8 +36,8 @@ from shardio.system.eager import eager
 
 
 class _Due(NamedTuple):
-    """A batch to come: the request for a reader; for a transform, random numbers of its samples and what it makes;
-    and the dtypes of its images on the device, if `TransformStep.on_host` has changed them."""
+    """A batch that was not taken yet: what to read; if there is a transform, its random numbers for the samples and its
+    program, if any; and the dtypes of the views, if `TransformStep.on_host` has changed them."""
 
     request: Request
     draws: Draws | None
@@ -90,7 +90,7 @@ class Flow(Finalized):
             self._device.close()
 
     def take(self) -> tuple[Tensors, _Due]:
-        """Waits for the next batch, and returns (tensors, due). Raises the error of gathering the batch."""
+        """Waits for the next batch. Returns its tensors and its _Due, or raises the error of gathering the batch."""
         if self._lent:
             return self._lent.popleft(), self._started.popleft()
         prefetch = self._pipeline.options.prefetch
@@ -302,8 +302,8 @@ class LoaderIterator(Finalized, Iterator[tuple[Any, ...]]):
 
 
 def _without_frames(error: Exception) -> Exception:
-    """Returns an error that a Flow keeps. The frames of its traceback, and of the errors that led to it, would refer to
-    the Flow."""
+    """Returns `error` after removing its traceback, and the tracebacks of the errors that led to it: their frames would
+    refer to the Flow that keeps the error."""
     part: BaseException | None = error
     while part is not None:
         part = part.with_traceback(None).__context__

@@ -153,7 +153,7 @@ class ShardLoader:
             mixture = path if isinstance(path, Mixture) else Mixture(path)
             given = {"weights": weights, "indices": indices, "digest": digest}
             if wrong := [name for name, value in given.items() if value is not None]:
-                raise ValueError(f"{wrong[0]} is for one set: use shares, and the indices and digest of each Part")
+                raise ValueError(f"{wrong[0]} is for one set: for a mixture, set shares, indices and digest by Part")
             if epoch_batches is None:
                 raise ValueError("a mixture is endless: set epoch_batches=, the number of batches per epoch")
             source, order = open_mixture(mixture, split, cache, meet, shuffle, options.seed)

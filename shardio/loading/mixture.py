@@ -82,8 +82,8 @@ def open_mixture(
     shuffle: Shuffle,
     seed: int,
 ) -> tuple[MixedSource, MixedOrder]:
-    """Returns the source and the order of a mixture. `split` is for parts that name no split; for `meet` see
-    `open_source`. Raises ValueError for invalid shares, or if two parts have the same samples."""
+    """Returns the source and the order of a mixture. `split` is for parts that name no split; for `cache` and `meet`
+    see `open_source`. Raises ValueError for invalid shares, or if two parts have the same samples."""
     parts = [part for part in mixture.parts if isinstance(part, Part)]  # which they all are
     shares = lowest_terms([part.share for part in parts])
     with contextlib.ExitStack() as stack:

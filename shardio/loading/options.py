@@ -78,7 +78,7 @@ class Options:
                 object.__setattr__(self, name, as_integer(name, value))
         if (length := self.epoch_batches) is not None and (length < 1 or self.tail != "drop"):
             raise ValueError(
-                f"epoch_batches must be at least 1, and needs no tail, as no batch is the last: leave out tail=; found "
+                f"epoch_batches must be at least 1, and needs no tail= (leave it out), as no batch is short; found "
                 f"epoch_batches={length}, tail={self.tail!r}"
             )
         if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
@@ -94,7 +94,7 @@ class Options:
 
 
 def refuse_options(names: Iterable[str]) -> NoReturn:
-    """Raises TypeError: ShardLoader has no arguments `names`. For arguments of DataLoader, says what to use instead."""
+    """Raises TypeError: ShardLoader has no arguments `names`. For arguments of torch, it says what to use instead."""
     found = list(names)
     known = [f"{name}: {_INSTEAD[name]}" for name in found if name in _INSTEAD]
     if known:
@@ -103,7 +103,8 @@ def refuse_options(names: Iterable[str]) -> NoReturn:
 
 
 def check_function(transform: object) -> None:
-    """Raises TypeError if `transform` is neither callable nor None, a class, or a Transform with its own `__call__`."""
+    """Raises TypeError unless `transform` is None or can be called with a batch. Refuses a class of Transforms, and a
+    Transform that overrides `__call__`."""
     if isinstance(transform, type) and issubclass(transform, Transform):
         raise TypeError(f"transform must not be a class; found {transform.__name__}: use {transform.__name__}(...)")
     if isinstance(transform, Transform) and type(transform).__call__ is not Transform.__call__:

@@ -104,7 +104,7 @@ class Pipeline(Finalized):
             self._reports.begin()
 
     def _make_reader(self, indices: NDArray[np.int64] | None, reserved: int) -> Reader:
-        """Returns a reader of the samples `indices`; None for all. `reserved`: the bytes of this node's batches."""
+        """Returns a reader of the samples `indices`; None for all. `reserved`: bytes that this node's batches take."""
         source, shards, options = self._source, self._shards, self.options
         tables = (*([] if self.parts.image_shape is None else [""]), *self.parts.arrays)
         sources = source.sources if isinstance(source, MixedSource) else (source,)
@@ -159,7 +159,7 @@ class Pipeline(Finalized):
         return DevicePrefetch(self._copier, self._ring, self.meter.counts) if self._copier else None
 
     def request(self, indices: NDArray[np.int64], program: Program | None) -> Request:
-        """Returns the request to read a batch; with `program`, what it needs of each image."""
+        """Returns the request to read a batch. With `program`, the request is for the regions that it needs."""
         parts = self.parts
         has_images, has_label = parts.image_shape is not None, parts.label_row == LABEL_ROW
         request = Request(indices, has_images, has_label, tuple(parts.arrays))

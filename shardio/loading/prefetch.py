@@ -49,7 +49,7 @@ def torch_dtype(dtype: str) -> torch.dtype:
 
 
 class Transfer(Protocol):
-    """Device memory for one batch, and the copy into it."""
+    """Device memory for one batch, and the copy of a slot into it, with the times that it took."""
 
     seconds: float
     """Seconds that the device took for the copy. 0.0 until the copy is known to be done."""
@@ -87,7 +87,8 @@ class Copier(Protocol):
 
 
 class DevicePrefetch:
-    """The queue of batches that are copied to the device, in order. Not thread safe: it belongs to one iterator."""
+    """The queue of batches that are copied to the device, in order. Not thread safe: it belongs to one iterator. Adds
+    the times of the copies to `counts`, and returns slots to `ring`."""
 
     def __init__(self, copier: Copier, ring: Ring, counts: Counts) -> None:
         self._copier = copier

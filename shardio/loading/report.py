@@ -278,7 +278,7 @@ def report_thread(owner: object, meter: Meter, facts: LoaderFacts, seconds: floa
 
 
 def _report(before: list[Snapshot], meter: Meter, facts: LoaderFacts) -> None:
-    """Prints a line about the time since the snapshot in `before`, and replaces it."""
+    """Prints a line about the time since the only snapshot in `before`, and replaces this by a new snapshot."""
     before.append(meter.snapshot())
     report = LoaderReport.between(before.pop(0), before[0], facts)
     if report.counts.batches or report.is_stuck:

@@ -65,7 +65,7 @@ class Position:
         computed."""
 
     def ahead(self) -> Position:
-        """Returns a new position at the batch that comes next: to the iterator that has the place, or to the next."""
+        """Returns a new position at the next batch: of the iterator that delivered last or, if it is over, the next."""
         other, place = copy(self), self._received if self._holder in self._open else self.next
         other.go_to(place)
         while not other.rest().num_batches:
@@ -91,13 +91,15 @@ class Position:
         return self._beginning(place.epoch + 1, place)
 
     def begin(self) -> object:
-        """Returns the token of an iterator that begins. What comes next changes when the iterator delivers a batch."""
+        """Opens an iterator, and returns its token, by which the other methods know it. Its place does not count before
+        its first batch."""
         token = object()
         self._open[token] = None
         return token
 
     def receive(self, token: object, place: Place, *, has_more: bool) -> None:
-        """Records that the iterator with this token has delivered a batch, and has come to `place`."""
+        """Records that the iterator with this token has delivered a batch, and has come to `place`. `has_more` says
+        whether it has further batches."""
         if token not in self._open:
             return
         is_first = self._open[token] is None
@@ -111,7 +113,8 @@ class Position:
         self._holder, self._before, self._is_back = token, before, False
 
     def leave(self, token: object, *, at_end: bool = False, is_dropped: bool = False) -> None:
-        """Records that an iterator is over: at the end of its epoch, by an error, or as it is dropped."""
+        """Records that the iterator with this token is over: `at_end` of its epoch, or because it `is_dropped` (freed),
+        or else because of an error."""
         if token not in self._open:
             return
         place, there = self._open.pop(token), self._open.get(self._before)
@@ -131,7 +134,8 @@ class Position:
             warn_caller(f"{text}: loader.peek() returns the next batch and moves nothing")
 
     def go_to(self, place: Place, loaded: Place | None = None) -> None:
-        """Makes the next iterator begin at `place`. The iterators begun before no longer change the state."""
+        """Makes the next iterator begin at `place`. Open iterators no longer change the state. `loaded` is the place of
+        a state that was loaded, if the next iterator resumes there."""
         self._open = {}
         self.next = self._received = place
         self._loaded = loaded
@@ -158,7 +162,8 @@ class Position:
         """Raises ValueError if an epoch that begins at `place` has positions that are too large for an order."""
         if self.after(place).consumed > MAX_N:
             raise ValueError(
-                f"epochs have at most 2**62 samples in all; {place.consumed} come before epoch {place.epoch}"
+                f"epochs have at most 2**62 samples in all; {place.consumed} come before epoch {place.epoch}: set an "
+                "earlier epoch"
             )
 
     def state(self) -> dict[str, Any]:
@@ -211,7 +216,7 @@ class Position:
         mine = self.state()
         lacking = [name for name in mine if name not in state]
         if lacking and not {"order_version", "epoch", "consumed"} <= state.keys():
-            raise ValueError(f"this is not the state of a ShardLoader: it lacks {', '.join(lacking)}")
+            raise ValueError(f"expected what state_dict() of a ShardLoader returned, but it lacks {', '.join(lacking)}")
         for name in dict.fromkeys([*identity, *(state.keys() - mine.keys())]):
             here, there = identity.get(name), state.get(name)
             # Types come first: comparing arrays, say, does not return a bool.
@@ -243,8 +248,8 @@ class Position:
 
 
 def plain(value: Any) -> Any:
-    """Returns a state, or a value of it, as `Position.state` made it: from checkpoints, numbers come back as scalars of
-    NumPy, 0-d arrays or 0-d tensors."""
+    """Returns a state, or a value in it, with plain numbers: a checkpoint may return scalars of NumPy, and 0-d arrays
+    or tensors."""
     if isinstance(value, Mapping):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

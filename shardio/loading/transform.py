@@ -63,7 +63,7 @@ class TransformStep:
 
     @property
     def description(self) -> str | None:
-        """The digest of a transform of shardio; None of any other function, and without one."""
+        """The digest of a transform of shardio.augment; None for any other function, or without a transform."""
         with contextlib.suppress(TypeError):  # if a part cannot be stored
             return self._ours.digest if self._ours else None
         return None
@@ -143,7 +143,8 @@ class TransformStep:
 
         Images are a tuple of tensors if the transform returns several views. Labels are None if there are none. A
         transform of shardio.augment also changes masks. `indices` are the samples, and `draws` are their random
-        numbers. With `program`, `tensors` are what gather threads made of it, and `on_host`, which returned `dtypes`.
+        numbers. With `program`, `tensors` are what gather threads and `on_host` made by it, and `dtypes` is the result
+        of `on_host`.
         """
         images = tensors.images
         more: dict[str, Any] = dict(tensors.more)

@@ -32,7 +32,7 @@ class World:
         if not 0 <= self.rank < self.world_size:
             raise LaunchError(
                 f"expected a rank from 0 to world_size - 1, found rank {self.rank} of {self.world_size} "
-                f"(from {self.source})"
+                f"(from {self.source}): give rank= and world_size=, or correct the launcher"
             )
 
 
@@ -95,8 +95,8 @@ def world_of_torch() -> World | None:
 
 
 def meet_in_torch() -> Meeting | None:
-    """Returns a Meeting of the ranks of torch.distributed; None if there is only one rank. All ranks call this in the
-    same order. Raises LaunchError if torch.distributed is not initialized."""
+    """Returns a Meeting of the ranks of torch.distributed; None if there is only one rank. All ranks must make their
+    meetings in the same order. Raises LaunchError if torch.distributed is not initialized."""
     if (world := world_of_torch()) is None:
         raise LaunchError(
             "together=True needs torch.distributed: call init_process_group before the loader is made, or stage before "
@@ -133,7 +133,7 @@ def rendezvous_of(text: str | None, environ: Mapping[str, str] = os.environ) -> 
 
 
 def store_of_torch(prefix: str) -> Any:
-    """Returns the store of torch.distributed, which is initialized, with a prefix for its keys."""
+    """Returns torch.distributed's store, whose keys get a prefix. torch.distributed must be initialized."""
     import torch.distributed as distributed
 
     torch: Any = distributed

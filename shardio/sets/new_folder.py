@@ -53,7 +53,7 @@ def taken(target: Path) -> ConvertError:
 
 
 def check_new(target: Path, sets: list[Path]) -> None:
-    """Raises ConvertError if `target` exists, has no parent folder, or is inside one of `sets`, folders (real paths)."""
+    """Raises ConvertError if `target` exists, has no parent folder, or is inside one of `sets` (real paths)."""
     root = target.parent
     if not root.is_dir():
         raise ConvertError(f"{root}: expected a folder for the new set {target.name!r}, found none: create it first")

@@ -243,7 +243,7 @@ class Selection:
         return {name: fact for name, fact in facts.items() if fact not in (None, [])}
 
     def describe_none(self, keys: Sequence[bytes]) -> str:
-        """Returns a text on why no sample matches. For a pattern without match, it suggests some of `keys`, all keys."""
+        """Returns a text on why no sample matches. For a pattern that no key in `keys` matches, it suggests keys."""
         for glob in self.globs:
             core = glob.strip(b"*")
             if any(map(_pattern(glob).match, keys)):
