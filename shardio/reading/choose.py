@@ -145,8 +145,8 @@ def alignment_of(shards: ShardSet) -> int | None:
 
 
 class SplitSource:
-    """Opens a split, and makes the readers of its samples. To be used by one thread. Call `open` first. Only
-    `num_samples`, `digest`, `stop` and `close` may be used before. This class reads the split in its folder."""
+    """Opens a split, and makes the readers of its samples. To be used by one thread. Call `open` first: before, only
+    `num_samples`, `digest`, `stop` and `close` may be used. This class reads the set's folder; a subclass, a cache."""
 
     staging: dict[str, Any] | None = None
     """What `ShardLoader.stats` says about the copy in a cache."""

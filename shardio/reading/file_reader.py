@@ -50,8 +50,8 @@ _Span = tuple[int, int]
 def _open(
     layout: SplitLayout, folders: list[FolderHandle], entries: Mapping[str, FileEntry], direct: bool, name: str
 ) -> OpenFile:
-    """Opens the file `name` of the split. With `direct`, pixels and large arrays bypass the page cache. Not a method,
-    as the reader would then be in a reference cycle with its files."""
+    """Opens the file `name` of the split, in the first of `folders`, if any. With `direct`, pixels and large arrays
+    bypass the page cache. Not a method, as the reader would then be in a reference cycle with its files."""
     entry = entries[name]
     file = layout.open_file(entry, next(iter(folders), None))
     # Labels, orders and small arrays are few bytes, and read again in every epoch: through the page cache.
@@ -113,7 +113,8 @@ class FileReader(Reader):
     def _read_cells(
         self, table: StoredTable, rows: NDArray[np.int64], dtype: DTypeLike, start: int = 0
     ) -> NDArray[Any]:
-        """Returns a value of each row, from byte `start` of the row on. The table must have exactly one file."""
+        """Returns the value of type `dtype` at byte `start` of each of the rows `rows` (numbers, int64). The table must
+        have exactly one file."""
         values = np.empty(len(rows), dtype)
         cells = as_rows(values)
         (entry,), nbytes = table.files, cells.shape[1]
@@ -157,7 +158,7 @@ class FileReader(Reader):
     def _read_distinct(
         self, table: StoredTable, stored: NDArray[np.int64], chosen: NDArray[np.int64], rows: NDArray[np.uint8]
     ) -> None:
-        """Reads the rows `stored` of the table, distinct and ascending, into rows[chosen]."""
+        """Reads the rows `stored` of the table, distinct and ascending row numbers, into rows[chosen]."""
         files, offsets = table.locate(stored)
         nbytes = table.row_nbytes
         detour = bool(nbytes % self._alignment or rows.ctypes.data % self._alignment) or not self._in_place
@@ -187,8 +188,8 @@ class FileReader(Reader):
         rows: NDArray[np.int64],
         out: NDArray[np.uint8],
     ) -> list[_Span]:
-        """Reads the row at each file and offset into out[rows], with one call per file. After an error, the remaining
-        rows of that file are not read. Returns these rows, as spans of one row each."""
+        """Reads row i, at offsets[i] of file number files[i] of the table, into out[rows[i]], with one call per file.
+        After an error, the remaining rows of the file are not read. Returns these rows, as spans of one row each."""
         left: list[_Span] = []
         nbytes = table.row_nbytes
         places = rows * nbytes
@@ -263,7 +264,7 @@ class FileReader(Reader):
     ) -> None:
         """Reads at least `wanted` bytes of a file into the buffers, from byte `offset` on, and at most as many as they
         hold. The offset, the buffers and their lengths must be aligned. Transient errors are retried for a second. Then
-        the error names the row that failed, or the row at `asked_for`, if an earlier one failed."""
+        the error names the row at the byte that failed or, if that byte comes before `asked_for`, the row there."""
         attempts: Attempts | None = None  # made when storage fails, which is seldom
         done = 0
         while done < wanted:
@@ -335,7 +336,7 @@ def _stretches(apart: NDArray[np.bool_]) -> Iterator[_Span]:
 
 def _requests(shards: NDArray[np.int64], offsets: NDArray[np.int64], nbytes: int, grain: int, most: int) -> list[_Span]:
     """Returns the spans of samples that are read in one request each: at most `most` samples of one file, with gaps of
-    less than `grain` bytes. A sample has `nbytes` bytes."""
+    less than `grain` bytes. Sample i has `nbytes` bytes, from offsets[i] on, in file number shards[i]."""
     apart = (offsets[1:] - (offsets[:-1] + nbytes) >= grain) | (shards[1:] != shards[:-1])
     cuts = [cut for first, stop in _stretches(apart) for cut in range(first, stop, most)]
     return list(pairwise([*cuts, len(offsets)]))

@@ -56,8 +56,8 @@ class StoredTable:
 
 
 class SplitLayout:
-    """The files of one split, and where each sample is in them. Any number of threads may use a layout. Raises
-    SetNotFoundError if the set has no such split."""
+    """The files of one split of the set in the folder `path`, and where each sample is in them. Any number of threads
+    may use a layout. Raises SetNotFoundError if the set has no such split."""
 
     def __init__(self, path: Path, manifest: Manifest, split: str) -> None:
         check_split(path, manifest, split)
@@ -109,7 +109,7 @@ class SplitLayout:
 
     @property
     def halved(self) -> tuple[int, int] | None:
-        """The height and width of images that are stored as yuv420; None if bytes of rows are pixels."""
+        """The height and width of images that are stored as yuv420; None if stored rows are the pixels themselves."""
         return self.sample_shape[:2] if self.manifest.pixels == "yuv420" else None
 
     @property

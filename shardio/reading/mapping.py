@@ -102,7 +102,7 @@ class RowMapping:
             if load:
                 memory = (ctypes.c_char * nbytes).from_address(address)
                 if (count := opened.readinto(memory)) != nbytes:
-                    raise OSError(errno.EIO, f"expected {nbytes:,} bytes, found {count:,} bytes")
+                    raise OSError(errno.EIO, f"expected {nbytes:,} bytes, found {count:,}: copy the file again")
 
 
 def advise_random(rows: NDArray[np.uint8]) -> None:

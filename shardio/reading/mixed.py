@@ -62,7 +62,7 @@ class MixedSet:
             yield number, some, indices[some] - self.starts[number]
 
     def sources_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the number of the set that each sample belongs to, int64."""
+        """Returns the number of the set that each sample belongs to, from 0, int64."""
         return np.searchsorted(self.starts, indices, side="right") - 1
 
     def from_each(
@@ -124,7 +124,7 @@ AnySet: TypeAlias = ShardSet | MixedSet
 
 
 class MixedReader(Reader):
-    """Reads the samples of a MixedSet, with a reader for each of its sets. Thread safe."""
+    """Reads the samples of a MixedSet, by `readers`, one for each of its sets. Thread safe."""
 
     def __init__(self, shards: MixedSet, readers: Sequence[Reader]) -> None:
         super().__init__()

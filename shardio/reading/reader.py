@@ -264,8 +264,8 @@ class MappedReader(Reader):
         return self._shards.copy_crc32s(name, indices)
 
     def _look_for(self, indices: NDArray[np.int64]) -> None:
-        """Counts how many of the samples are in the page cache, for `read_ahead_hits`. Looks at _MOST_LOOKED_FOR
-        samples at most."""
+        """Counts how many of the samples are in the page cache, for `read_ahead_hits` of `ShardLoader.stats`. Looks at
+        no more than _MOST_LOOKED_FOR of them."""
         count = min(_MOST_LOOKED_FOR, len(indices))
         if (share := self._shards.resident_share(indices, count)) is not None:
             self._count(looked_for=count, found=round(share * count))
@@ -288,7 +288,7 @@ class MappedReader(Reader):
 
 
 class WrappingReader(Reader):
-    """Has `_reader` read the index, and announce samples. Subclasses copy pixels and arrays."""
+    """Passes reads of the index, and announcements, on to `reader`. Subclasses copy pixels and arrays."""
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader._halved)

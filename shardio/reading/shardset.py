@@ -322,7 +322,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return rows
 
     def images_of(self, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Returns the images in stored rows, uint8 (B, height, width, channels)."""
+        """Returns the images that stored `rows` hold, uint8 (B, height, width, channels), without copying if it can."""
         if self.halved is None:
             return rows.reshape(-1, *self.sample_shape)
         images = np.empty((len(rows), *self.sample_shape), np.uint8)
