@@ -224,7 +224,7 @@ class LoaderIterator(Finalized, Iterator[tuple[Any, ...]]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "an iterator of a ShardLoader cannot be pickled or copied: state_dict() of the loader returns its position"
+            "an iterator of a ShardLoader cannot be pickled or copied: state_dict() of the loader has its place"
         )
 
     @property

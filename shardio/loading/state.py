@@ -196,7 +196,8 @@ class Position:
         found: dict[str, Any] = {name: state.get(name) for name in most}
         if not all(type(found[name]) is int and 0 <= found[name] <= most[name] for name in most):
             raise ValueError(
-                f"the state must have an epoch from 0 to 2**64 - 1, and consumed from 0 to {self.sampler.num_samples}; "
+                "the state must come from state_dict(), with an epoch from 0 to 2**64 - 1, consumed from 0 to "
+                f"{self.sampler.num_samples} and, with epoch_batches=, a batch of at least 0; "
                 f"found {', '.join(f'{name} {show(value)}' for name, value in found.items())}"
             )
         if self.sampler.length is not None:  # an epoch may have had more batches before

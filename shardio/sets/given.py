@@ -145,7 +145,7 @@ class ArrayFile:
                     count = os.preadv(self._file.fileno(), [left], offset)
                 if not count:
                     raise SourceError(
-                        f"{self._path}: expected {len(self):,} rows, found the file truncated at byte {offset}"
+                        f"{self._path}: expected {len(self):,} rows, found it truncated at byte {offset}: copy it again"
                     )
                 left, offset = left[count:], offset + count
         return found

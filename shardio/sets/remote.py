@@ -101,7 +101,7 @@ class RemoteStorage:
             data = bytearray(nbytes)
             self._read_into(MANIFEST_NAME, 0, memoryview(data), deadline)
         except FileNotFoundError:
-            raise SetNotFoundError(f"{path}: not found: no shard set is published there") from None
+            raise SetNotFoundError(f"{path}: not found: no shard set is there: check the URL") from None
         return manifest_of(path, bytes(data), digest)
 
     def path_of(self, entry: FileEntry) -> str:
@@ -205,7 +205,7 @@ class RemoteStorage:
             data = self._ask("cat_file", url, start=start, end=start + nbytes, deadline=deadline)
         if len(data) > nbytes:
             raise ValueError(
-                f"expected {nbytes:,} bytes, the server sent more: it ignores requests for a part of a file"
+                f"expected {nbytes:,} bytes, found more: the server cannot send a part of a file: use another server"
             )
         if not data:
             if (size := self._size_of(name, deadline)) <= start:
@@ -285,7 +285,7 @@ async def _fetch(filesystem: Any, url: str, most: int, start: int | None = None)
         answer.raise_for_status()
         if answer.status != 206 and (start or answer.status != 200):
             raise ValueError(
-                f"expected HTTP status 206, found {answer.status}: the server ignores requests for a part of a file"
+                f"expected HTTP status 206, found {answer.status}: the server cannot send a part of a file: use another"
             )
         if (coding := answer.headers.get("Content-Encoding", "identity")) not in ("", "identity"):
             raise ValueError(f"expected the file as it is, the server sent it compressed ({coding!r:.40})")

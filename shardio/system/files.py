@@ -208,7 +208,7 @@ def write_output(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):  # a closed stdout or stderr
             if any(os.path.samestat(status, os.fstat(descriptor)) for descriptor in (1, 2)):
                 raise ValueError(
-                    f"{path}: expected another file than the command's own stdout or stderr: name a file or a FIFO"
+                    f"{path}: expected a file or FIFO, found the command's own stdout or stderr: choose another path"
                 )
     if status is not None and not stat.S_ISREG(status.st_mode):
         with open_file(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC) as opened, naming(path):
