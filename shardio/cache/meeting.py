@@ -278,7 +278,7 @@ class Group:
         self._wait(lambda tensor: self.gloo.alltoall_base(tensor(out), tensor(mine), out_counts, counts))
 
     def scatter(self, mine: NDArray[np.uint8], sender: int, out: NDArray[np.uint8]) -> None:
-        """Fills `out`, uint8 (n,), with node `sender`'s `mine`, uint8 (n,), which no other node passes on."""
+        """Fills `out` with the `mine` of node `sender`, which sends it to each node itself. Both are uint8 (n,)."""
         options = _torch().ScatterOptions()
         options.rootRank = sender
         mines = [mine] if self.rank == sender else []

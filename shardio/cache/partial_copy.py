@@ -74,12 +74,12 @@ class FileBlocks:
         return min(self.header_nbytes + block * self.size, self.nbytes) if block else 0
 
     def around(self, start: int, stop: int) -> tuple[int, int]:
-        """Returns which blocks overlap the bytes [start, stop) of the file: numbers from `first` to before `end`."""
+        """Returns (first, end): the blocks `first` to `end` - 1 overlap the bytes [start, stop) of the file."""
         first, last = (max(0, byte - self.header_nbytes) // self.size for byte in (start, stop - 1))
         return first, last + 1
 
     def within(self, start: int, stop: int) -> tuple[int, int]:
-        """Returns which blocks lie entirely in the bytes [start, stop) of the file, as `around` returns them."""
+        """Returns (first, end): the blocks `first` to `end` - 1 lie entirely in the bytes [start, stop) of the file."""
         first = 0 if start <= 0 else -(-max(1, start - self.header_nbytes) // self.size)
         return first, self.count if stop >= self.nbytes else max(0, stop - self.header_nbytes) // self.size
 
@@ -291,7 +291,7 @@ class PartialCopy:
 
 
 def remove_parts(folder: FolderHandle) -> None:
-    """Removes the unfinished files and the states of blocks. Processes that have them open can still use them."""
+    """Removes a copy's unfinished files, and the states of their blocks. Processes may still use them if open."""
     _remove(folder, lambda name: name.startswith(_STATES_PREFIX) or (name[:1] == "." and name.endswith(_PART_SUFFIX)))
 
 

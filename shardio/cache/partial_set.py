@@ -91,7 +91,7 @@ class PartialTable(MappedTable):
         return partial
 
     def _states(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the state of each sample's block; _WHOLE if its file is finished. Calls `look` once a second."""
+        """Returns the state of each sample's block; _WHOLE if the file is finished. Calls `look`, once a second."""
         if not self._is_away.any():
             return np.full(len(indices), _WHOLE)
         stored = self.stored(indices)

@@ -30,13 +30,13 @@ class StageReport:
     nbytes: int
     """The size of all files except the manifest."""
     num_copied: int
-    """The files that this call has copied. The others were there, or another process has copied them."""
+    """How many files this call has copied. The others were there, or another process has copied them."""
     nbytes_copied: int
     evicted: tuple[str, ...]
     """The digests of copies that were removed to make room."""
     seconds: float
     num_linked: int = 0
-    """The files that this call has linked from other copies in the cache."""
+    """How many files this call has linked from other copies in the cache."""
     nbytes_linked: int = 0
 
 

@@ -328,7 +328,7 @@ class Together:
         return out
 
     def _pass_on(self, plan: WindowPlan, owned: NDBytes) -> NDBytes:
-        """Exchanges `owned`, the bytes that this node has read, for the bytes of the whole window, and padding."""
+        """Gives `owned`, the bytes that this node has read, to the others. Returns the whole window, and padding."""
         num_nodes, rank = len(self.group), self.group.rank
         nbytes = num_nodes * plan.share_nbytes
         # One is gathered, and two may still be written. New memory for each window would cost more than to copy it.

@@ -159,7 +159,7 @@ class Pipeline(Finalized):
         return DevicePrefetch(self._copier, self._ring, self.meter.counts) if self._copier else None
 
     def request(self, indices: NDArray[np.int64], program: Program | None) -> Request:
-        """Returns the request to read a batch. With `program`, the request is for the regions that it needs."""
+        """Returns the request to read a batch. With `program`, it is for the regions that the program needs."""
         parts = self.parts
         has_images, has_label = parts.image_shape is not None, parts.label_row == LABEL_ROW
         request = Request(indices, has_images, has_label, tuple(parts.arrays))

@@ -141,8 +141,8 @@ def _pages_of(
     starts: NDArray[np.int64] | int = 0,
     nbytes: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the numbers, counted from address 0, of the first and of the last page of each row, int64. With `nbytes`,
-    of nbytes[i] bytes of row numbers[i], from byte starts[i] on."""
+    """Returns the first and the last page of each of the rows `numbers`, int64, counted from address 0. With `nbytes`,
+    the pages of nbytes[i] bytes of row numbers[i], from byte starts[i] on."""
     first = rows.ctypes.data + numbers * rows.shape[1] + starts
     last = first + (rows.shape[1] if nbytes is None else nbytes) - 1
     return first // mmap.PAGESIZE, last // mmap.PAGESIZE

@@ -361,8 +361,8 @@ class GuardedReader(WrappingReader):
 
 
 def wrong_row(shards: ShardSet, place: ShardSet | Storage, name: str, index: int, found: int) -> FormatError:
-    """Returns the FormatError for a sample whose pixels (""), or value of the array `name`, have a wrong crc32 in
-    `place`."""
+    """Returns the FormatError for the sample `index`, whose pixels (""), or value of the array `name`, have the wrong
+    crc32 `found` in `place`."""
     shard, offset = shards.locate_one(name, index)
     (key,) = shards.copy_column("key", np.array([index])).tolist()
     (expected,) = shards.copy_crc32s(name, np.array([index])).tolist()

@@ -55,7 +55,8 @@ def hash_of(parts: Iterable[bytes]) -> str:
 
 @contextlib.contextmanager
 def refusing(path: str | Path) -> Iterator[None]:
-    """Turns exceptions, except shardio's and the system's own, into a SourceError: the file `path` holds no array."""
+    """Turns errors of the block into a SourceError that says that the file `path` holds no array. Errors of shardio and
+    of the system pass through."""
     try:
         yield
     except ShardioError:

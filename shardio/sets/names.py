@@ -68,7 +68,7 @@ def resolve(place: str | os.PathLike[str]) -> str:
 
 
 def local_folder(place: str | os.PathLike[str]) -> str:
-    """Returns the result of `resolve`, which need not exist. Raises SetNotFoundError if it is a URL."""
+    """Returns the folder `place` after `resolve`; it need not exist. Raises SetNotFoundError if it is a URL."""
     place = resolve(place)
     if is_url(place):
         raise SetNotFoundError(

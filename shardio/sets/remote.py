@@ -123,7 +123,7 @@ class RemoteStorage:
         return ""
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer`. Only checksums show whether the server sent the right bytes."""
+        """Fills `buffer` with the file's bytes from `offset` on. Only checksums show whether they are right."""
         try:
             try:
                 self._read_into(entry.file, offset, buffer)

@@ -97,7 +97,7 @@ class ArrayWriter:
         self._crc32s: list[int] = []
 
     def append(self, values: NDArray[Any]) -> None:
-        """Writes the values of the next n samples, (n, *row.shape), in the dtype of `row`: unchecked."""
+        """Writes the values of the next n samples, (n, *row.shape), in the dtype of `row`. Does not check them."""
         rows = _as_bytes(values)
         self._crc32s += map(crc32, rows)
         while len(rows):
