@@ -168,7 +168,7 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
                 raise CacheError(f"{folder}: expected a copy of the set {self.digest}, found the set {found}{WAY_OUT}")
 
     def has(self, entry: FileEntry) -> bool:
-        """Returns whether the copy has this file, verified (or it had no name), readable and of the right size."""
+        """Returns whether the copy has this file, verified, readable and of the right size. Does not read the file."""
         try:
             status = os.lstat(f"{self.path}/{entry.file}")
         except (FileNotFoundError, PermissionError):

@@ -64,7 +64,7 @@ class Snapshot:
 
 
 class Meter:
-    """The counts of one loader and the progress of its consumer, whose thread alone may call it, except for `snapshot`.
+    """The counts of one loader. Only the thread that requests batches may call it, except for `snapshot`.
     `no_core_seconds` returns how many seconds gather threads have waited for a core so far."""
 
     def __init__(self, no_core_seconds: Callable[[], float]) -> None:
@@ -272,8 +272,8 @@ _RESULTS: dict[Stage, str] = {
 
 
 def report_thread(owner: object, meter: Meter, facts: LoaderFacts, seconds: float) -> Ticker:
-    """Returns a thread, not begun, that prints a report line to stderr every `seconds` until its `close`, or until
-    `owner` is garbage collected: if a batch arrived since the last line, or the consumer is stuck."""
+    """Returns a thread, not begun, that prints a report line to stderr every `seconds`, if a batch arrived meanwhile or
+    the consumer is stuck. It ends at its `close`, or when `owner` is garbage collected."""
     return Ticker(owner, partial(_report, [meter.snapshot()], meter, facts), seconds, "shardio-report")
 
 

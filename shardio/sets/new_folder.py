@@ -61,7 +61,7 @@ def check_new(target: Path, sets: list[Path]) -> None:
     for folder in sets:
         if folder in (real, *real.parents):
             raise ConvertError(
-                f"{target}: expected a path outside of the set {folder}, which may have no other files: choose another"
+                f"{target}: expected a path outside of the set {folder}, which has only its own files: choose another"
             )
     if os.path.lexists(target):
         raise taken(target)
