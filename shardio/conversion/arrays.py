@@ -83,7 +83,7 @@ def as_float32(label: object) -> NDArray[np.float32]:
 
 
 def label_array(label: Label) -> tuple[ArraySpec, ...]:
-    """Returns the array for the labels of a split, given any label; () if labels are integers or missing."""
+    """Returns a tuple with the spec of a split's array of labels, given any label; () if these are integers or None."""
     if not isinstance(label, tuple):
         return ()
     return (ArraySpec(LABELS_NAME, "array", RowType("<f4", (len(label),) if len(label) > 1 else ()), "label"),)
@@ -117,10 +117,10 @@ def declare(
 
 
 def label_name(names: Iterable[str], where: str = "") -> str:
-    """Returns "label" or "labels", whichever is in `names`, or "". Raises ValueError for both, with `where`."""
+    """Returns "label" or "labels", whichever is in `names`; "" if neither. Both raise ValueError: `where` begins it."""
     found = [name for name in names if name in ("label", LABELS_NAME)]
     if len(found) > 1:
-        raise ValueError(f"{where}expected labels under one name, found {found[0]!r} and {found[1]!r}")
+        raise ValueError(f"{where}expected labels under one name, found {found[0]!r} and {found[1]!r}: drop one")
     return "".join(found)
 
 

@@ -36,7 +36,7 @@ _POLL_SECONDS = 0.2
 
 
 def published(plan: Plan) -> Manifest | None:
-    """Returns the manifest if OUT holds the finished set of this plan, None if no set. Another set: ConvertError."""
+    """Returns the manifest if OUT holds this plan's finished set, or None. Raises ConvertError for another set."""
     out = plan.out
     if not os.path.lexists(out / MANIFEST_NAME):
         return None

@@ -64,7 +64,7 @@ MASK = "mask"
 
 
 def check(src: Src, out: Path | None, options: ConvertOptions) -> None:
-    """Raises an error for the first invalid argument. Checks only what needs no scan of SRC."""
+    """Raises an error for the first invalid argument that is found without a scan of SRC. `out` may be None."""
     if isinstance(src, (str, os.PathLike)):
         check_local(src, SourceError, "images are read from files, so copy or mount them here first")
         if out is not None:
@@ -111,7 +111,7 @@ def collect(src: Src, options: ConvertOptions) -> Collection:
     collection = list_datasets(src, _declared(options)).collect("folders")
     contents = _read_tables(options)
     if any(content.label_names for content in contents.values()):
-        raise ValueError("`table` has labels, but a dataset's items have their own: leave the table's labels out")
+        raise ValueError("`table` has labels, but a dataset's items have their own: remove its column of labels")
     return hold_out("datasets", describe(collection, contents) if contents else collection, options.val)
 
 
@@ -142,7 +142,7 @@ def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyC
 
 
 def read_again(src: Path, keys: Set[bytes]) -> Collection:
-    """Returns the collection of SRC with the same keys as in a set that was made from SRC.
+    """Scans SRC again, and returns its collection with the keys that a set made from SRC has.
 
     `keys` are some keys of the set. For parquet files, they show which columns had the labels and the splits.
     """
@@ -192,7 +192,7 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
         }
         if not all(splits.values()):
             raise SourceError(
-                f"{folder}: expected pictures in each split, found only masks, by `--mask-suffix {suffix}`"
+                f"{folder}: expected pictures in each split, found only masks, by `--mask-suffix {suffix}`: correct it"
             )
         if found:
             reason = f"mask, or not in {os.path.dirname(old)!r}" if "/" in old else "mask of another picture"
@@ -318,7 +318,7 @@ def _two_kinds(src: Path, *found: tuple[str, str]) -> SourceError:
 
 
 def _holds_archives(folder: Path) -> bool:
-    """Whether a folder has archives and, beside them, no folder, image or other data. Stops reading at the first."""
+    """Whether a folder has archives, and no folders, images, or parquet files about anything but the archives."""
     names = []
     for entry in entries(folder):
         if entry.is_dir() or has_image_suffix(entry.name):
@@ -328,7 +328,7 @@ def _holds_archives(folder: Path) -> bool:
 
 
 def _alone(names: Sequence[str]) -> list[str]:
-    """Returns the parquet files that do not describe the tar of the same name, as those of img2dataset do."""
+    """Returns the parquet files without a tar of the same name, which they would describe (as img2dataset does)."""
     return [name for name in names if name.endswith(".parquet") and f"{name[:-8]}.tar" not in names]
 
 
@@ -350,4 +350,4 @@ def _kind_of_file(src: Path) -> str:
     if b"\0" not in first or is_utf16(first):
         return "list"
     expected = "a folder, a tar, a parquet file, arrays or a list of images"
-    raise SourceError(f"{src}: expected {expected}, found another file")
+    raise SourceError(f"{src}: expected {expected}, found another file: see docs/guide/sources.md")

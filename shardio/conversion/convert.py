@@ -188,7 +188,7 @@ class Conversion:
         return records
 
     def _discard_damaged(self, records: dict[str, ShardRecord]) -> list[str]:
-        """Discards the records of shards with a damaged file, also in `records`. Returns the names of these shards."""
+        """Discards records of shards with a damaged file, in OUT and in `records`. Returns these shards' names."""
         owners = {entry: name for name, record in records.items() for entry in record.files}
         out, workers = self._plan.out, count_workers(self._plan.options.workers)
         copier = FileCopier(FolderStorage(out), workers, "shardio-compare")
@@ -227,7 +227,7 @@ class Conversion:
         }
         for name, records in records_of.items():
             if not any(len(record.rows) for record in records):
-                raise ConvertError(f"{plan.out}: split {name!r}: every image was refused, so nothing is published")
+                raise ConvertError(f"{plan.out}: split {name!r}: every image was refused: mend some, or leave it out")
         splits = {name: self._publish_split(name, records) for name, records in records_of.items()}
         rejects = write_rejects(plan.out, (one for task in plan.tasks for one in self._records[task.name].rejects))
         provenance = {"conversion": plan.describe(), "libraries": library_versions()}

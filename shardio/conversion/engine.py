@@ -79,7 +79,7 @@ class Engine:
     def check(self) -> None:
         """Raises ValueError if the scheduler's address is invalid, and ConvertError if no scheduler answers.
 
-        Also raises ConvertError in a worker process that imports the script of the conversion: it would wait for it.
+        Also raises ConvertError in a worker process that imports the script of a conversion: it would convert again.
         """
         if getattr(current_process(), "_inheriting", False):
             raise ConvertError(f"{_GUARD}: worker processes import the script")
@@ -164,11 +164,12 @@ class Pool:
         return self._executor.submit(call, *arguments)
 
     def do_alone(self, task: ShardTask, number: int, terms: Terms) -> ShardRecord:
-        """Does a task that ran when the pool broke, while no other task runs. Raises BrokenExecutor if it cannot."""
+        """Does a task, row `number` of the run file, that ran when the pool broke, while no other task runs. Raises
+        BrokenExecutor if it cannot."""
         raise BrokenExecutor("the pool cannot be started again.")
 
     def forget(self, future: Future[ShardRecord]) -> None:
-        """Lets go of a future whose result was taken."""
+        """Releases a future whose result was taken."""
 
     def cancel(self, futures: Iterable[Future[ShardRecord]]) -> None:
         """Cancels the futures whose tasks have not begun."""
@@ -241,7 +242,7 @@ def run_on_pool(
 
 
 def _read_counts(run_file: Path) -> NDArray[np.int64]:
-    """Returns (sources done, sources refused) per task, int64 (tasks, 2). Raises FileNotFoundError if it is gone."""
+    """Returns (sources done, sources refused) per task, int64 (tasks, 2). Raises FileNotFoundError without the file."""
     return np.frombuffer(read_untrusted(run_file), _COUNTS.base).astype(np.int64).reshape(-1, 2)
 
 
@@ -287,7 +288,7 @@ class _OwnPool(Pool, contextlib.AbstractContextManager["_OwnPool"]):
     """Worker processes of this machine. If the kernel kills one, the tasks that ran are done again, one by one.
 
     The kernel also kills for a neighbor's memory. So an image is refused only if a process that does nothing else is
-    killed at it, twice.
+    killed twice while it decodes this image.
     """
 
     def __init__(self, count: int) -> None:
@@ -405,7 +406,7 @@ class _Cluster(Pool):
 
 
 def _work(task: ShardTask, number: int, terms: Terms, threads: int, alone: bool = False) -> ShardRecord:
-    """Runs a task and returns its record. Runs in a worker. `alone`: counts every source at once.
+    """Runs a task in a worker and returns its record. `alone`: writes counts after each source, not once a second.
 
     If the task has a record, because Dask runs it again after losing the worker that finished it, the record is
     returned. A repair ignores the record: a conversion killed right after publishing leaves records of damaged files.

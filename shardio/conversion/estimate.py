@@ -93,7 +93,7 @@ class Estimate:
 def estimate(
     src: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, seconds: float = 2.0, **given: Any
 ) -> Estimate:
-    """Returns an estimate of what `convert` would do with the same options. Writes nothing; `out` need not exist.
+    """Returns an estimate of what `convert` would do with the options `given`. Writes nothing; `out` need not exist.
 
     The rate is measured for about `seconds`. Raises the errors that `convert` would raise before its first image, for
     example if it cannot use `out`.

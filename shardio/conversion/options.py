@@ -60,7 +60,7 @@ class Progress:
     notes: tuple[str, ...] = field(default=(), compare=False)
     """In words, what the conversion has understood or guessed of SRC."""
     waits: str = ""
-    """In words, which other call this call waits for, as that call makes the same shards."""
+    """In words, the call for which this call waits because it makes the same shards; "" if there is none."""
 
 
 def _option(default: Any, help: str, *, metavar: str | None = None, least: int | None = None) -> Any:
@@ -151,7 +151,7 @@ class ConvertOptions:
         "replaces a folder.",
         metavar="TEXT",
     )
-    """For masks that are not called as their pictures are."""
+    """For masks whose names differ from the names of their pictures."""
     arrays: "Mapping[str, ArrayDeclaration] | None" = None
     """For datasets whose items are dicts: (kind, dtype, shape) of each entry to store as an array, by name."""
     workers: int | None = _option(None, "Cores to use.  [default: all]", least=1)
@@ -202,7 +202,7 @@ class ConvertOptions:
             found = f"size {self.size} and {self.resample!r}"
             raise ValueError(f"fit 'adm' needs a square size and resample 'bicubic', found {found}: pass fit 'crop'")
         if (self.fit, self.quality) == ("adm", "fast"):
-            raise ValueError("fit 'adm' needs quality 'exact'; found quality 'fast'")
+            raise ValueError("fit 'adm' needs quality 'exact'; found quality 'fast': pass quality 'exact'")
         if type(self.shard_size) is not int or self.shard_size <= 0:
             raise ValueError(f"shard_size must be a positive integer, in bytes; found {self.shard_size!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 64:
@@ -236,7 +236,7 @@ class ConvertOptions:
         return described
 
     def as_described(self, values: Mapping[str, Any]) -> "ConvertOptions":
-        """Returns these options, changed to the result `values` of `describe`. Raises ValueError for other `values`."""
+        """Returns these options with `values`, a result of `describe`, instead of their own. ValueError: invalid."""
         try:
             # Manifests of older versions lack `pixels`.
             values = {name: getattr(ConvertOptions, name) for name in ("pixels", *_RARE)} | dict(values)
@@ -253,14 +253,14 @@ def _deciding(size: object) -> tuple[str, ...]:
 
 
 def literal_of(one: "Field[Any]") -> Any:
-    """Returns the Literal type of an option that is one of a few words, or None, such as FitMode; else None."""
+    """Returns the Literal type of an option's values, such as FitMode, also if the option may be None; else None."""
     return next((kind for kind in (one.type, *get_args(one.type)) if get_origin(kind) is Literal), None)
 
 
 def with_options(
     options: Callable[P, ConvertOptions],
 ) -> Callable[[Callable[[Src, Out, ConvertOptions], R]], Callable[Concatenate[Src, Out, P], R]]:
-    """Returns a decorator with which a function (src, out, options) takes each option as an argument of its own."""
+    """Returns a decorator for a function (src, out, options): the new function takes each option as an argument."""
 
     def decorate(run: Callable[[Src, Out, ConvertOptions], R]) -> Any:
         @functools.wraps(run)

@@ -57,7 +57,7 @@ class ShardTask:
     measured: frozenset[int] = frozenset()
     """Indices in `sources` of the sources to measure for the mean and standard deviation of the set's pixels."""
     killed: Mapping[bytes, str] = field(default_factory=dict)
-    """The details with which sources are refused, by key: the kernel kills the process that decodes them."""
+    """The sources to refuse because the kernel kills a process that decodes them: the refusal's detail, by key."""
     wanted: Mapping[str, str] | None = None
     """In a repair, the sha256 of each damaged file of the set, by file name: the task publishes only these files."""
 
@@ -195,10 +195,8 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
 
 
 def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[Source]:
-    """Returns the sources in the order of the set.
-
-    The order "shuffled" sorts by a hash of the seed and the key, so it does not depend on versions of libraries.
-    """
+    """Returns the sources in the order of the set. "shuffled" sorts them by a hash of the seed and the key, so this
+    order does not depend on versions of libraries."""
     if options.order == "source":
         return list(sources)
     secret = options.seed.to_bytes(8, "little")
@@ -217,7 +215,7 @@ _HASHED = {
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Returns in words which values differ between two descriptions; "" if the descriptions are equal."""
+    """Returns in words which values differ between two results of `describe`; "" if they are equal."""
     parts = []
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):

@@ -111,7 +111,7 @@ def repair(
 
 
 def _files_without_source(manifest: Manifest, plan: Plan) -> dict[str, set[str]]:
-    """Returns the array files that cannot be made without an option, "masks" or "table", that the caller left out."""
+    """Returns the names of the array files that need an option that is missing, by the option: "masks" or "table"."""
     lost: dict[str, set[str]] = {"table": set(), "masks": set()}
     conversion = manifest.provenance["conversion"]
     for name, split in manifest.splits.items():

@@ -130,7 +130,7 @@ class TooManyBad(Exception):
 
 
 class Monitor:
-    """Counts sources, reports progress, and stops the work if more than `most_bad` sources are refused.
+    """Counts sources, of `total`, reports progress, and stops the work if more than `most_bad` sources are refused.
 
     It does not stop the work before 100 sources are refused or 10,000 are done, so a small collection is always
     converted to its end.
@@ -183,7 +183,8 @@ class Monitor:
 def report_work(
     plan: Plan, tasks: Sequence[ShardTask], records: Mapping[str, ShardRecord], progress: Progress, seconds: float
 ) -> ConvertReport:
-    """Returns a report of the tasks with records, as long as the set is not published: `digest` is ""."""
+    """Returns a report of those `tasks` that have a record, by the shard's name, in `records`. Its `digest` is "", as
+    of a set that is not published: see `report_set`. `progress` and `seconds` are of this call."""
     done = [(task.split, records[task.name]) for task in tasks if task.name in records]
     facts: Counter[str] = Counter()
     for _, record in done if len(done) == len(plan.tasks) else ():
@@ -236,7 +237,7 @@ def _plain(name: str) -> str:
 def describe(scanned: Scanned, labels: Mapping[str, NDArray[np.int64]] | None = None) -> Iterator[str]:
     """Yields in words what SRC was understood to be: splits, classes, where labels come from, and what is ignored.
 
-    `labels` has the labels of each split, or an array of shape (samples, 0) if they are not integers. None: as scanned.
+    `labels` has the labels of each split, or an array of shape (samples, 0) if they are not integers; None: as scanned.
     """
     if labels is None:
         labels = {
@@ -273,7 +274,7 @@ def describe(scanned: Scanned, labels: Mapping[str, NDArray[np.int64]] | None = 
 
 
 def _describe_val(labels: Mapping[str, NDArray[np.int64]], classes: Sequence[str]) -> Iterator[str]:
-    """Yields in words the share of the samples and of each class that is in val, and the classes that a split lacks."""
+    """Yields in words the share of all samples, and of each class, in val, and the classes that train or val lacks."""
     counts = [np.bincount(labels[name].reshape(-1), minlength=len(classes)).tolist() for name in ("train", "val")]
     found = zip(classes, *counts, strict=True)
     shares = {name: val / (train + val) for name, train, val in found if train + val}
@@ -288,7 +289,7 @@ def _describe_val(labels: Mapping[str, NDArray[np.int64]], classes: Sequence[str
 
 
 def describe_facts(facts: Mapping[str, int], sample: str = "") -> Iterator[str]:
-    """Yields the facts about pictures in words. `sample` says which pictures were looked at, if not all."""
+    """Yields in words how many pictures each of FACTS is true of. `sample`: a text added, such as " (of 9 tried)"."""
     for fact, text in FACTS.items():
         if count := facts.get(fact):
             yield f"{counted(count, 'picture')} {text}{sample}"
@@ -353,7 +354,7 @@ def show_progress(bar: Bar, progress: Progress) -> None:
 
 @contextlib.contextmanager
 def bar_of(src: object, on_progress: Tell | None) -> Iterator[Tell]:
-    """Yields a function that passes a `Progress` on and shows it in a bar. At first the bar says: scanning `src`."""
+    """Yields a function that shows a Progress in a bar and passes it to `on_progress`. At first the bar names `src`."""
 
     def tell(progress: Progress) -> None:
         if on_progress is not None:

@@ -56,7 +56,7 @@ Report = Callable[[int, int], None]
 
 
 class PreparedSample(NamedTuple):
-    """The data of a decoded sample without its pixels, which are in a row of a block."""
+    """The data of a decoded sample, but not its pixels, which are in a block. `source_size` is (height, width)."""
 
     key: bytes
     label: int | None
@@ -71,7 +71,7 @@ class PreparedSample(NamedTuple):
 def prepare(
     task: ShardTask, source: Source, row: NDArray[np.uint8], ahead: Future[bytes | DatasetItem] | None = None
 ) -> PreparedSample | Reject:
-    """Reads and decodes a source, and resizes it into `row`, a row of a block.
+    """Reads and decodes a source, and resizes it into `row`, uint8 of the shape of `task.pixels_row`.
 
     Returns the rest of the sample, or a Reject if the source is refused. The content of the row is then arbitrary, and
     also if samples have no pixels. `ahead` has the result of reading the source, if it has been read already.
@@ -262,7 +262,7 @@ def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
 
 
 def _finish(task: ShardTask, file: RowsFile) -> ShardEntry:
-    """Completes a file and returns its manifest entry. Publishes it, in a repair only with the `wanted` sha256."""
+    """Completes and publishes a file, in a repair only if it has the sha256 in `task.wanted`. Returns its entry."""
     entry = file.seal()
     if task.wanted is None or task.wanted.get(entry.file) == entry.sha256:
         file.commit()

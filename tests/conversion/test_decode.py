@@ -584,7 +584,7 @@ UNSUPPORTED = "unsupported: expected a JPEG, PNG, WebP, GIF, TIFF, AVIF, BMP or 
         (b"RIFF\x04\0\0\0WAVE", f"{UNSUPPORTED} something else"),
         (b"a", f"{UNSUPPORTED} something else"),
         (b"BMW: the password of the garage is 1234", f"{UNSUPPORTED} something else"),
-        (b"P1 password 1234", "damaged: expected a PPM, found a header or numbers that are none of it"),
+        (b"P1 password 1234", "damaged: expected a PPM, found an invalid header or invalid numbers"),
         (b"\xff\xd8\xff\xe0", "damaged: "),
         (PNG_MAGIC, "damaged: "),
         (b"RIFF\x04\0\0\0WEBP", "damaged: "),

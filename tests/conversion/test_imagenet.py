@@ -139,8 +139,8 @@ def of_synsets(synsets: dict[str, tuple[int, str]]) -> Callable[[Path], dict[str
         (lambda tree: {"readme.txt": b""}, "no data/meta.mat"),
         (other_devkit(meta=b""), "cannot read the synsets in data/meta.mat"),
         (other_devkit(meta=b"x" * 2000), "cannot read the synsets in data/meta.mat"),
-        (other_devkit(truth=b"1\n2\nfish\n"), "line 3: expected a synset without children, found the number 'fish'"),
-        (other_devkit(truth=b"1\n5\n"), "line 2: expected a synset without children, found the number '5'"),
+        (other_devkit(truth=b"1\n2\nfish\n"), "line 3: expected the number of a class, found 'fish'"),
+        (other_devkit(truth=b"1\n5\n"), "line 2: expected the number of a class, found '5'"),
         (other_devkit(truth=b"1\n-1\n"), "line 2: expected"),
         (other_devkit(truth=b"1\n" * 9), "expected 9 images, one for each label, found none with number 9"),
         (other_devkit(truth=b"1\n" * 7), "numbered from 1 to 7"),
@@ -274,7 +274,7 @@ def test_validation_images_that_were_sorted_into_class_folders_are_taken_as_they
     (kaggle / "LOC_val_solution.csv").unlink()
     assert rows(scan(kaggle), "val") == expected
     put(images(kaggle), "val/ILSVRC2012_val_00000009.JPEG")
-    assert "expected every image in a class folder" in refused(kaggle)
+    assert "expected images in class folders" in refused(kaggle)
 
 
 def test_an_image_that_is_listed_and_missing_is_a_source_that_is_refused(kaggle: Path) -> None:

@@ -249,7 +249,7 @@ def test_a_kind_that_is_said_is_not_looked_for(tmp_path: Path) -> None:
         "ilsvrc": "expected ILSVRC2012_img_train.tar or ILSVRC2012_img_val.tar, found neither",
         "kaggle": "expected the folder ILSVRC/Data/CLS-LOC in it, found none",
         "list": "expected a table, found no regular file",
-        "webdataset": "expected tars in this folder or its subfolders, found none",
+        "webdataset": "expected tars or zips in this folder or its subfolders, found none",
     }.items():
         with pytest.raises(SourceError, match=re.escape(f"{tmp_path}: {message}")):
             scan(tmp_path, kind)

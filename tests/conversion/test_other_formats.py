@@ -289,7 +289,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "BMP of another header": (b"BM" + bytes(12) + struct.pack("<I", 77) + bytes(200), "unsupported: .*something else"),
     "PGM of a number too large": (b"P5 37 23 99\n" + b"\x64" * 851, "damaged: .*99.*100"),
     "plain PGM of a number too large": (b"P2 2 1 9\n9 10\n", "damaged: .*PPM.*numbers"),
-    "plain PGM that may be cut": (b"P2 2 1 9\n9 1", "damaged: .*may be cut"),
+    "plain PGM that may be cut": (b"P2 2 1 9\n9 1", "damaged: .*may be truncated"),
     "plain PGM of a word": (b"P2 2 1 9\n9 x\n", "damaged: "),
     "PGM of floats": (b"Pf 2 1 1.0\n" + bytes(8), "unsupported: .*something else"),
     "PGM of no levels": (b"P5 2 1 0\n" + bytes(8), "damaged: "),

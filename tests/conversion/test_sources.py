@@ -523,7 +523,7 @@ def test_an_image_stays_on_its_side_whatever_is_added(tmp_path: Path) -> None:
     shutil.copytree(src / "a", src / "A")
     again = told(collect(src, ConvertOptions(val=0.2, labels="none")))["val"]
     assert [key for key, _ in few] == [key for key, _ in again if not key.startswith(b"A/")]
-    with pytest.raises(SourceError, match="no image to 'val', of 81"):
+    with pytest.raises(SourceError, match="none of the 81 images to 'val'"):
         collect(src, ConvertOptions(val=1e-9))
     with pytest.raises(ValueError, match=r"above 0\.0 and below 1\.0"):
         ConvertOptions(val=1.0)

@@ -530,7 +530,7 @@ def test_tables_of_splits_have_the_same_columns_of_labels_in_the_same_order(tmp_
         with pytest.raises(SourceError, match=message) if message else contextlib.nullcontext():
             collect(tmp_path / "src", ConvertOptions(table=tables))
     tables = {"train": Table(tmp_path / "train.csv", columns=["a"]), "val": Table(tmp_path / "val.csv", columns=[])}
-    with pytest.raises(SourceError, match="same columns of numbers"):
+    with pytest.raises(SourceError, match="same `columns`"):
         collect(tmp_path / "src", ConvertOptions(table=tables, labels="none"))
 
 

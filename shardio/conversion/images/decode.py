@@ -46,7 +46,7 @@ FACTS = {
     "deep": "of 16 bits, stored with 8",
     "dark": "that use at most a quarter of their 16 bits, and look dark",
 }
-"""What may be true of a picture, in words."""
+"""The facts that `DecodedImage.facts` names, in words that follow a number of pictures."""
 JUNK = "junk in the header left out"
 """The beginning of the warning about a JPEG that was decoded after its header was repaired."""
 
@@ -100,7 +100,7 @@ class DecodedImage:
     orientation: int = UPRIGHT
     """The Exif orientation that was applied, 1 to 8. 1 (UPRIGHT) changes nothing."""
     facts: tuple[str, ...] = ()
-    """What is true of the picture of "turned", "not turned", "transparent", "band", "deep" and "dark": see FACTS."""
+    """Those names in FACTS that are true of the picture, such as ("turned", "deep")."""
 
     @property
     def source_size(self) -> tuple[int, int]:
@@ -168,9 +168,8 @@ def check_object(image: object) -> bytes | Image.Image | NDArray[np.uint8]:
 def decode_leniently(data: bytes, side: int) -> NDArray[np.uint8] | None:
     """Returns the part of a damaged image that Pillow can decode, uint8 (height, width, 3); None if it can decode none.
 
-    The picture is reduced to at most `side` pixels per side.
-
-    Not thread safe: Pillow's switch for truncated images applies to the whole process.
+    The picture is reduced to at most `side` pixels per side. Not thread safe: Pillow's switch for truncated images
+    applies to the whole process.
     """
     strict, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, True
     try:

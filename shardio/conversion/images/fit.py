@@ -61,7 +61,7 @@ class Fit:
 
     @property
     def row(self) -> RowType:
-        """The type of a stored sample."""
+        """The type of a stored sample's pixels: uint8 (height, width, 3), or yuv420 as in `pixels_row`."""
         return pixels_row((*self.size, 3), self.pixels)
 
     def placement(self, height: int, width: int) -> Placement:
@@ -88,7 +88,7 @@ class Fit:
         return Placement(resized, round((resized[0] - target_height) / 2), round((resized[1] - target_width) / 2))
 
     def count_enlarged(self, heights: NDArray[Any], widths: NDArray[Any]) -> dict[str, int]:
-        """Returns how many pictures are enlarged, the bytes that they take, and the bytes of their own pixels."""
+        """Returns, of the pictures that are enlarged, {"enlarged": count, "stored": bytes, "own": bytes before}."""
         sizes, counts = np.unique(heights.astype(np.int64) << 32 | widths, return_counts=True)
         placed = (self.placement(int(one >> 32), int(one & 0xFFFFFFFF)).resized for one in sizes)
         growth = np.array([height * width for height, width in placed]) / ((sizes >> 32) * (sizes & 0xFFFFFFFF))
@@ -153,7 +153,7 @@ class Fit:
         return stored
 
     def picture_of(self, row: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Returns the pixels of a stored sample, uint8 (*size, 3), as a reader of the set sees them."""
+        """Returns the picture, uint8 (height, width, 3), in a stored sample: uint8 of the shape of `Fit.row`."""
         if self.pixels == "rgb":
             return row
         picture = np.empty((*self.size, 3), np.uint8)
@@ -178,7 +178,7 @@ class Fit:
 
 
 def _halvings(sides: tuple[int, int], target: int) -> Iterator[tuple[int, int]]:
-    """Yields the (height, width) of a picture, and after each halving. Halves while both sides are >= 2 * `target`."""
+    """Yields (height, width): `sides`, then after each halving, as long as both sides were at least 2 * `target`."""
     yield sides
     while min(sides) >= 2 * target:
         sides = sides[0] // 2, sides[1] // 2
@@ -186,7 +186,8 @@ def _halvings(sides: tuple[int, int], target: int) -> Iterator[tuple[int, int]]:
 
 
 def _resample(pixels: NDArray[np.uint8], scales: NDArray[np.float64], out: NDArray[np.uint8], **options: Any) -> None:
-    """Resizes a picture into `out`: a row and a column of the result are `scales` rows and columns of the picture."""
+    """Resizes a picture into `out`, both uint8 (height, width, 3). `scales` says how many rows and columns of the
+    picture a row and a column of `out` stand for; `options` are passed to the kernel."""
     planes = kernel.Planes.of_images(np.ascontiguousarray(pixels)[None])
     axes = [(0, scale, 0, side) for scale, side in zip(scales, pixels.shape[:2], strict=True)]
     kernel.resample(planes, np.array([axes], np.float64), np.zeros(1, bool), out[None], **options)

@@ -75,7 +75,7 @@ SUFFIXES = (
 )
 """The suffixes of image files, in lower case."""
 ALL_SUFFIXES = (*SUFFIXES, *" ".join(suffixes for _, suffixes in _OTHER_PICTURES.values()).split())
-"""Those suffixes, and those of pictures of other kinds, which are refused."""
+"""SUFFIXES, and the suffixes of pictures of other kinds, which are refused."""
 
 
 def has_image_suffix(path: str) -> bool:
@@ -360,11 +360,12 @@ def read_webp_size(data: bytes) -> tuple[int, int]:
 ORIENTATION = 0x0112
 _SHORT = 3
 BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
-"""For `struct`, by the first bytes of a TIFF."""
+"""The sign for the byte order in `struct`, by the first four bytes of a TIFF."""
 
 
 def tags_in(tiff: bytes, order: str, start: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yields (tag, type, count, its place) of each tag of a TIFF in the directory at `start`, perhaps truncated."""
+    """Yields (tag, type, count, first byte of the entry) of each whole entry in a TIFF's directory at byte `start`.
+    `order` is a value of BYTE_ORDERS."""
     (count,) = struct.unpack_from(f"{order}H", tiff, start)
     for at in range(start + 2, min(start + 2 + 12 * count, len(tiff) - 11), 12):
         yield *struct.unpack_from(f"{order}HHI", tiff, at), at

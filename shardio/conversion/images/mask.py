@@ -84,7 +84,7 @@ def _numbers(picture: Picture, kind: str) -> Mask:
 
 
 def look(path: Path | IO[bytes]) -> tuple[bool, tuple[int, int]] | None:
-    """Returns whether a picture is gray or has a palette, as masks are, and its size; None without a valid header."""
+    """Returns (whether a picture is gray or has a palette, as masks, its (width, height)); None for a bad header."""
     try:
         with Image.open(path) as image:
             return image.mode in ("1", "L", "LA", "P", "PA", "I", "I;16", "I;16B", "F"), image.size

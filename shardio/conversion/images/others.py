@@ -70,7 +70,7 @@ def _palette_size(flags: int) -> int:
 
 
 def _gif_frames(data: bytes) -> Iterator[tuple[tuple[int, int, int, int], int]]:
-    """Yields ((left, top, right, bottom), number of colors) of each frame. Truncated: IndexError or struct.error."""
+    """Yields ((left, top, right, bottom), number of colors) per frame. IndexError or struct.error: it is truncated."""
     shared = _palette_size(data[10])
     at, blocks = 13 + 3 * shared, 0
     while (block := data[at : at + 1]) in (b",", b"!"):
@@ -183,7 +183,8 @@ def _check_tags(data: bytes) -> None:
 
 
 def _check_places(num_bytes: int, tag: Callable[..., NDArray[np.int64]]) -> None:
-    """Raises DecodeError if a file of `num_bytes` lacks strips or tiles: libtiff would guess where they are."""
+    """Raises DecodeError if a file of `num_bytes` lacks strips or tiles: libtiff would guess where they are. `tag`
+    takes the number of a tag and a default, and returns the tag's values."""
     width, height, samples = (int(tag(n, 1)[0]) for n in (Tiff.IMAGEWIDTH, Tiff.IMAGELENGTH, Tiff.SAMPLESPERPIXEL))
     planes = samples if tag(Tiff.PLANAR_CONFIGURATION, 1)[0] == 2 else 1
     across, down = width, min(int(tag(Tiff.ROWSPERSTRIP, height)[0]), height)
@@ -271,7 +272,7 @@ _PNM_HEADER_NBYTES = 1 << 16
 def _decode_pnm(data: bytes) -> Picture:
     if data[1] in b"23" and data[-1:].isdigit():
         raise DecodeError(
-            "damaged", "expected a line break after the last number of a PPM, found a number that may be cut"
+            "damaged", "expected a line break after the last number of a PPM, found a number that may be truncated"
         )
     check_parts(data.count(b"#") if data[1] in b"123" else 0)
     try:
@@ -284,7 +285,7 @@ def _decode_pnm(data: bytes) -> Picture:
     except ValueError as error:  # its text quotes the file, which may be no image
         if isinstance(error, DecodeError):
             raise
-        raise DecodeError("damaged", "expected a PPM, found a header or numbers that are none of it") from None
+        raise DecodeError("damaged", "expected a PPM, found an invalid header or invalid numbers") from None
     arguments: Any
     _, _, start, arguments = image.tile[0]
     # Pillow takes numbers that are too large for the largest, and a second per million pixels.

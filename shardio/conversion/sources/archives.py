@@ -40,7 +40,7 @@ def offset_in(archive: zipfile.ZipFile, one: zipfile.ZipInfo) -> int:
 
 
 def zip_members(path: Path, file: bytes, ignored: Ignored) -> Iterator[tuple[str, Extent]]:
-    """Yields the name and place of each file in a zip archive, without clutter. `file` is the place of the archive.
+    """Yields the name and place of each file in a zip archive, without clutter. `file` becomes their `Extent.file`.
 
     Raises SourceError for a damaged archive, for names that lead elsewhere, encryption, and unusual compression.
     """
@@ -134,7 +134,8 @@ def list_members(
 
 
 def _path(archive: str, word: str, above: str, name: str) -> str:
-    """Returns the path of an image below the folder for its split, and below `above`, which stands for its archive."""
+    """Returns the path of an image, `name` in its archive, as if the archive had been unpacked: in the folder of its
+    split, for which the archive has the `word`, and below the folders `above`, which stand for the archive, if any."""
     first, _, rest = name.partition("/")
     if word and rest and split_name(first) == split_name(word):
         name = rest
@@ -146,7 +147,7 @@ def _stem(archive: str) -> str:
 
 
 def _unwrapped(archive: str, names: Mapping[str, Place]) -> Mapping[str, Place]:
-    """Returns the images without folders around all of them, unless such a folder is a split or their only class."""
+    """Returns `names`, paths in an archive, without folders that hold all images; splits and an only class stay."""
     while len(tops := {name.partition("/")[0] for name in names}) == 1 and all("/" in name for name in names):
         (top,) = tops
         # 0/f/3: levels of folders that are made from the digits of an id.
@@ -158,7 +159,7 @@ def _unwrapped(archive: str, names: Mapping[str, Place]) -> Mapping[str, Place]:
 
 
 class _Members(Scan):
-    """Scans the paths in archives."""
+    """Scans archives as if they had been unpacked. `paths` has the place of each image, by its path below `root`."""
 
     def __init__(self, root: Path, folder: Path, paths: Mapping[str, Place], ignored: Ignored) -> None:
         super().__init__(root, "images")

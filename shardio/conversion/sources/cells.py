@@ -97,7 +97,8 @@ def _written_apart(numbers: Mapping[str, int]) -> bool:
 
 
 def _doubt(content: Contents, rows: Sequence[Row], written: Sequence[str | None], numbers: Mapping[str, int]) -> None:
-    """Raises DoubtError if the texts of labels may mean several things. `numbers` is `whole_numbers` of them."""
+    """Raises DoubtError if labels may mean several things. `written` has the text of each row's label, or None;
+    `numbers` is what `whole_numbers` returns for these texts."""
     texts = set(filter(None, written))
     name, some, are_numbers = content.label_names[0], first_of(sorted(texts), 3, repr), all(map(is_number, texts))
     kinds = f"{len(texts):,} different {'numbers' if are_numbers else 'texts'} such as {some}"
@@ -126,7 +127,7 @@ def _doubt(content: Contents, rows: Sequence[Row], written: Sequence[str | None]
 
 
 def _several(rows: Sequence[Row], content: Contents) -> LabelsOfRows:
-    """Returns the labels of `read_labels` if a cell may have several, which are vectors of 0 and 1."""
+    """Returns what `read_labels` does, for cells of several labels: (classes, a vector of 0 and 1 for each row)."""
     separator = content.table.label_separator
     found: list[frozenset[str] | None] = []
     for row in rows:
@@ -141,7 +142,7 @@ def _several(rows: Sequence[Row], content: Contents) -> LabelsOfRows:
         names = numbers_up_to(0, max(map(int, names), default=-1))
     if not 2 <= len(names) <= _MOST_IN_A_VECTOR:
         expected = f"2 to {_MOST_IN_A_VECTOR:,} different labels for vectors of 0 and 1"
-        raise SourceError(f"{content.path}: expected {expected}, found {len(names):,}")
+        raise SourceError(f"{content.path}: expected {expected}, found {len(names):,}: check `--label-separator`")
 
     @cache  # rows share the vectors
     def vector(mine: frozenset[str]) -> tuple[float, ...]:
@@ -182,7 +183,8 @@ def _vectors(rows: Iterable[Row]) -> list[tuple[float, ...] | None]:
 
 
 def read_column(name: str, number: int, rows: Sequence[Row]) -> NDArray[np.int64] | NDArray[np.float64]:
-    """Returns the numbers of a table's column in `rows`: int64, or float64 with NaN for empty cells."""
+    """Returns the numbers in the column `name`, which has the index `number` in `Row.numbers`: int64, or float64 with
+    NaN for empty cells. Raises SourceError for text, and for integers that do not fit."""
     found: list[int | float] = []
     try:
         for row in rows:

@@ -44,14 +44,14 @@ UNREADABLE: Final = "unreadable"
 
 
 class Zipped(NamedTuple):
-    """What a zip archive says of one of its files."""
+    """A zip archive's entry for a file: the size and checksum of its content, and whether the content is compressed."""
 
     nbytes: int
     crc32: int
     is_deflated: bool
 
     def unpack(self, data: bytes) -> bytes:
-        """Returns the file, of which the archive has `data`. Raises DecodeError if it is damaged or too large."""
+        """Returns the file, whose bytes in the archive are `data`. Raises DecodeError if it is damaged or too large."""
         check_source_nbytes(self.nbytes)
         with contextlib.suppress(zlib.error):
             data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, self.nbytes + 1) if self.is_deflated else data
@@ -61,7 +61,7 @@ class Zipped(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """A range of bytes in a file, such as an image in an archive."""
+    """The `nbytes` bytes from byte `offset` of a file, such as an image in an archive. `zipped` is for zip archives."""
 
     file: bytes
     """The path of the file, relative to the origin's folder."""
@@ -71,13 +71,13 @@ class Extent(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """The place of a source that the scan found to be unusable. The conversion refuses it with this detail."""
+    """Stands for the place of a source that the scan has found unusable. The conversion refuses it with `detail`."""
 
     detail: str
 
 
 class Item(NamedTuple):
-    """The place of a sample that is a row of a file or an item of a dataset."""
+    """The place of a sample that is a row of a file or an item of a dataset: `number` is its index, from 0."""
 
     where: bytes
     """The path of the file, relative to the origin's folder; or the split of the dataset."""
@@ -95,7 +95,8 @@ class DatasetItem(NamedTuple):
 
 
 def cut(stem: str, where: str) -> re.Match[str] | None:
-    """Finds `where`, an ENDING, FOLDER/ENDING or FOLDER/, in a path without suffix, and groups what is around it."""
+    """Returns the match of `where` (ENDING, FOLDER/ENDING or FOLDER/) in `stem`, a path without suffix; or None. Its
+    groups are the path above FOLDER, or above the name, perhaps None, and the path between FOLDER and ENDING."""
     folder, ending = os.path.split(where)
     return re.fullmatch(rf"(.*/)?{re.escape(os.path.join(folder, ''))}(.*){re.escape(ending)}", stem, re.DOTALL)
 
@@ -138,7 +139,7 @@ class Origin(ABC):
 
     masks: Path | None = field(default=None, kw_only=True)
     """The absolute path of a folder with a mask for each image; None if the set gets no masks."""
-    mask_suffix: str = field(default="", kw_only=True)
+    mask_suffix: str = field(default="", kw_only=True)  # the option
     spool: Path | None = field(default=None, kw_only=True)
     """The folder for the copies that `prepare` writes. None: images are read in place, which may be slow."""
 
@@ -198,7 +199,7 @@ class Origin(ABC):
         """Returns a fingerprint of each source, without its mask."""
 
     def nbytes(self, sources: Sequence[Source]) -> int | None:
-        """Returns the total number of bytes of the encoded images; None if only reading them would tell."""
+        """Returns the total number of bytes of the encoded images; None if it is unknown without reading them."""
         return None
 
     def copies_nbytes(self) -> int:
@@ -218,7 +219,7 @@ class Origin(ABC):
 
 @dataclass(frozen=True, eq=False)
 class ColumnTable:
-    """Columns of numbers from tables, with a number for every source. Each column becomes an array of the set."""
+    """Columns of numbers from tables. Each column has one number for every source, and becomes an array of the set."""
 
     rows: Mapping[bytes, int]
     """The index of each source's numbers in the arrays of `values`, by the source's key."""
@@ -239,7 +240,7 @@ class ColumnTable:
         return sha256.hexdigest()
 
     def of(self, keys: Sequence[bytes]) -> dict[str, NDArray[np.int64] | NDArray[np.float64]]:
-        """Returns each column's numbers for the sources with these keys, in the order of `keys`."""
+        """Returns the numbers of the sources with these keys, in the order of `keys`, by the column's name."""
         found = [self.rows[key] for key in keys]
         return {name: numbers[found] for name, numbers in self.values.items()}
 
@@ -259,18 +260,18 @@ class Collection:
     kind: str = "tree"
     """The kind of storage in SRC, such as "tree" or "parquet"."""
     identity: str = ""
-    """A hash of the content if keys are only numbers, which other images may have, too; otherwise ""."""
+    """A hash (hex) of the content of SRC if keys are only numbers, which any other SRC may have, too; otherwise ""."""
     columns: ColumnTable | None = None
     notes: tuple[str, ...] = ()
     """What shardio guessed about SRC, for the report: for example, which column has the labels."""
     arrays: tuple[ArraySpec, ...] = ()
-    """The specs of the samples' arrays. Labels are among them only if they are not in the sources."""
+    """The arrays of the samples. Labels that are not integers are among them if only `Origin.read` returns them."""
     tables: tuple[str, ...] = ()
-    """In words, what the columns of tables are used for. Tables of several splits may differ."""
+    """In words, what the columns of each table are used for, such as "paths from 'file', labels from 'class'"."""
     groups: Mapping[bytes, str] = field(default_factory=dict)
-    """The group of each source, by key, that the option `val` keeps together; or empty."""
+    """The name of each source's group, by key: the option `val` keeps a group in one split. Empty without groups."""
     is_held_out: bool = False
-    """Whether `val` is a share of the images that SRC has for training."""
+    """Whether the split val was taken out of train, by the option `val`."""
     has_pixels: bool = True
     """False if samples are arrays without images."""
 
@@ -334,13 +335,13 @@ def identify(path: str | os.PathLike[str]) -> str:
 
 
 def check_unchanged(path: Path, identity: str) -> None:
-    """Raises SourceError if a file has no longer the size and time that `identify` has returned."""
+    """Raises SourceError if a file has changed since the scan, when `identify` returned `identity` for it."""
     if identify(path) != identity:
         raise SourceError(f"{path}: the file has changed since it was scanned: run the command again")
 
 
 def is_want(error: BaseException) -> bool:
-    """Whether the process has no file descriptors or memory left, according to an error: the source may be intact."""
+    """Whether an error says that the process has no file descriptors or memory left: the source may be intact."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 

@@ -12,7 +12,7 @@ from shardio.system.opening import open_file
 
 RECIPE = "hand its images over as a Python dataset; docs/guide/collections.md has the lines"
 
-# What it is, the end of its name in any case, its first bytes.
+# (description, the end of its name in any case, its first bytes) of each kind.
 _CONTAINERS = (
     ("an Arrow file, as save_to_disk of Hugging Face writes", r"\.(arrow|feather)", rb"ARROW1|\xff{4}"),
     ("a MATLAB file", r"\.mat", rb"MATLAB [57]\."),
@@ -33,7 +33,7 @@ _MOST_LOOKED_AT = 1000
 
 
 def find_container(path: Path) -> str:
-    """Returns what a container is and its name, for a file, or the first one in or below a folder; "" without one."""
+    """Returns the kind and the name of the container at `path`, or of the first in or below that folder; or ""."""
     folders = os.walk(path) if path.is_dir() else [(str(path.parent), (), [path.name])]
     files = (os.path.join(folder, name) for folder, _, names in folders for name in sorted(names))
     for file in islice(files, _MOST_LOOKED_AT):

@@ -11,6 +11,7 @@ import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -56,7 +57,7 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DatasetOrigin(Origin):
-    """Reads the items of the datasets of all splits. Thread safe only if the datasets are thread safe."""
+    """Reads the items of all splits' datasets. Thread safe only if these are. `num_classes` is 0 without names."""
 
     datasets: Mapping[str, Dataset]
     num_classes: int
@@ -156,7 +157,7 @@ def list_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec,
             classes, numbers = _number_texts(datasets, has_pixels, [spec.name for spec in arrays])
         like = 0
     if classes and isinstance(like, tuple) and len(like) != len(classes):
-        raise ValueError(f"datasets: expected {len(like)} classes, one per number of a label, found {len(classes)}")
+        raise ValueError(f"datasets: expected {len(like)} `classes`, one per number of a label, found {len(classes)}")
     origin = DatasetOrigin(datasets, len(classes), "", like, arrays, has_pixels, numbers)
     sha256 = hashlib.sha256()
     items: dict[str, list[Found]] = {}
@@ -201,7 +202,8 @@ def some_of(count: int) -> list[int]:
 def _look_at_one(
     split: str, dataset: Dataset, declared: tuple[ArraySpec, ...]
 ) -> tuple[tuple[ArraySpec, ...], Label | str]:
-    """Returns (array specs, () for an image; label) of the first item that can be read; ((), None) if there is none."""
+    """Returns (specs of the arrays, label) of the first item that can be read; ((), None) if there is none. The specs
+    are () for an item with an image; `declared` are the caller's specs."""
 
     def look(item: Any, where: str) -> tuple[tuple[ArraySpec, ...], Label | str]:
         arrays = _find_arrays(item, where, declared)
@@ -217,7 +219,7 @@ def _look_at_one(
 def _number_texts(
     datasets: Mapping[str, Dataset], has_pixels: bool, arrays: Sequence[str]
 ) -> tuple[tuple[str, ...], Mapping[str, int]]:
-    """Returns the classes, and the number of each label, after reading the labels of all items, which are texts."""
+    """Reads all items, whose labels are texts. Returns (classes, number of each label). `arrays` are arrays' names."""
     written = set()
     for split, dataset in datasets.items():
         for number in range(len(dataset)):
@@ -279,7 +281,7 @@ def _parts(item: Any, where: str, has_pixels: bool, arrays: Sequence[str]) -> tu
 
 
 def _label(label: Any, where: str, *, as_floats: bool = False) -> Label:
-    """Returns an item's label: an int (with `as_floats`, also a tuple), a tuple of float32 numbers, or None."""
+    """Returns an item's label: an int, a tuple of float32 numbers, or None. `as_floats`: also integers as a tuple."""
     if label is None:
         return None
     with contextlib.suppress(TypeError):
@@ -361,7 +363,13 @@ def _common_classes(datasets: Mapping[str, Dataset]) -> tuple[tuple[str, ...], t
     found = {split: classes for split, dataset in datasets.items() if (classes := _classes(split, dataset))[0]}
     first = next(iter(found), "")
     if others := [split for split in found if found[split] != found[first]]:
-        raise ValueError(f"dataset {others[0]!r}: expected the same classes as {first!r}, found other classes")
+        mine, wanted = found[others[0]], found[first]
+        pairs = zip(chain(*mine), chain(*wanted), strict=False)
+        unlike = next((f", {one!r} instead of {other!r}" for one, other in pairs if one != other), "")
+        raise ValueError(
+            f"dataset {others[0]!r}: expected the {len(wanted[0]):,} `classes` of {first!r}, found {len(mine[0]):,} "
+            f"classes{unlike}: make them the same, or convert each dataset into a set of its own"
+        )
     return found.get(first, ((), ()))
 
 

@@ -1,4 +1,4 @@
-"""A doubt about what SRC means, with each reading and the command that says it. This module reads no file."""
+"""DoubtError lists what SRC may mean, and the command for each meaning. This module reads no file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Reading(NamedTuple):
     """One meaning that SRC may have, and the SRC and options of `convert` with which it has that meaning."""
 
     meaning: str
-    """What is then so, such as "these 2 folders are classes"."""
+    """The meaning in words, such as "these 2 folders are classes"."""
     options: Mapping[str, str | Sequence[str] | None]
     """The value, or several values, of each option, by its name with dashes. None: the option must not be given."""
     src: str | Path | None = None
@@ -26,7 +26,8 @@ UNLABELED = Reading("no image has a label", {"--labels": "none"})
 
 
 class DoubtError(SourceError):
-    """SRC may mean several things. The message has a line for each of `readings`, with a command to copy."""
+    """SRC may mean several things, because of what was `found`. The message has a line for each of `readings` with a
+    command to copy: `args`, the arguments of `shardio`, and the reading's options."""
 
     def __init__(self, src: str | Path, found: str, readings: Sequence[Reading], args: Sequence[str] = ()) -> None:
         self.src, self.found, self.readings = str(src), found, tuple(readings)
@@ -53,7 +54,7 @@ def _command(args: Sequence[str], src: str, reading: Reading) -> tuple[str, ...]
 
 
 def _without(args: Sequence[str], names: Mapping[str, object]) -> Iterator[str]:
-    """Yields the arguments but for the options `names`, each of which has one value."""
+    """Yields the arguments `args` without the options `names` and their values."""
     rest = iter(args)
     for arg in rest:
         name, is_joined, _ = arg.partition("=")

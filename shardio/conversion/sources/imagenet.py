@@ -66,7 +66,7 @@ def list_ilsvrc(src: Path) -> Listing:
     tars = {} if train is None else _class_tars(train, ignored)
     classes = sorted(set(devkit.truth) if train is None else tars)
     if devkit.words and (unknown := [name for name in classes if name not in devkit.words]):
-        raise SourceError(f"{devkit.path}: expected the class {unknown[0]!r} in {_SYNSETS_NAME}, found other classes")
+        raise SourceError(f"{devkit.path}: {_SYNSETS_NAME}: found no class {unknown[0]!r}: download the devkit again")
     found: dict[str, list[Found]] = {}
     if train is not None:
         # One by one, as sorting takes as much memory as what is sorted.
@@ -75,7 +75,7 @@ def list_ilsvrc(src: Path) -> Listing:
     if val is not None:
         found["val"] = _in_tree_order(*drain([_walk_val(val, devkit, ignored)]))
         if missing := set(range(1, len(devkit.truth) + 1)) - {_number(os.fsdecode(one.key)) for one in found["val"]}:
-            found_none = f"found none with number {min(missing)} ({len(missing):,} missing)"
+            found_none = f"found none with number {min(missing)} ({len(missing):,} missing): download it again"
             raise SourceError(f"{val}: expected {len(devkit.truth):,} images, one for each label, {found_none}")
     known = Collection(FileOrigin(folder), ignored=ignored, kind="ilsvrc")
     return Listing(src, found, known, classes, devkit.words, has_class_folders=True)
@@ -90,7 +90,7 @@ def holds_tars(archive: Archive) -> bool:
 
 
 def _class_tars(train: Path, ignored: Ignored) -> dict[str, Extent]:
-    """Returns the tar inside the training archive that holds the images of each class, by class."""
+    """Returns the place, in the training archive, of the tar with the images of each class, by class."""
     tars: dict[str, Extent] = {}
     with open_archive(train) as archive:
         for name, place in members(archive, ignored=ignored):
@@ -177,8 +177,8 @@ def _read_devkit(folder: Path) -> _Devkit:
     for line, text in enumerate(files[_TRUTH_NAME].split(), start=1):
         number = int(text) if re.fullmatch(rb"\d{1,9}", text) else None
         if number not in leaves:
-            found = f"found the number {os.fsdecode(text)!r:.80}"
-            raise SourceError(f"{path}: {_TRUTH_NAME}: line {line}: expected a synset without children, {found}")
+            found = f"found {os.fsdecode(text)!r:.80}: download the devkit again"
+            raise SourceError(f"{path}: {_TRUTH_NAME}: line {line}: expected the number of a class, {found}")
         truth.append(leaves[number])
     return _Devkit(path, words, truth)
 
@@ -249,22 +249,23 @@ def list_kaggle(src: Path) -> Listing:
     if "val" in found and found["val"][0].label is None:
         found["val"] = _solved(images, {os.path.splitext(one.key[4:])[0]: one for one in found["val"]})
     if ignored["outside of class folders"] or any(some[0].label is None for some in found.values()):
-        raise SourceError(f"{images}: expected every image in a class folder, found images outside of class folders")
+        raise SourceError(f"{images}: expected images in class folders, found others: unpack the download again")
     classes = tree.classes or sorted({str(one.label) for one in found["val"]})
     names: Mapping[str, str] = {}
     if (path := _find(images, _MAPPING_NAME)) is not None:
         names = dict(line.partition(" ")[::2] for line in _lines(path))
         if missing := [name for name in classes if not names.get(name)]:
-            raise SourceError(f"{path}: expected a line for the class {missing[0]!r}, found none")
+            raise SourceError(f"{path}: expected a line for the class {missing[0]!r}, found none: download it again")
     known = replace(tree.known, kind="kaggle")
     return replace(tree, src=src, known=known, found=found, classes=classes, class_names=names, doubts=())
 
 
 def _solved(images: Path, files: dict[bytes, Found]) -> list[Found]:
-    """Returns the images of a val without class folders, `files` by name without suffix, with labels, sorted by key."""
+    """Returns the images of a val without class folders, with the labels in LOC_val_solution.csv, sorted by key.
+    `files` has these images, by their names without suffix, and is emptied; `images` is the folder CLS-LOC."""
     if (path := _find(images, _SOLUTION_NAME)) is None:
         raise SourceError(
-            f"{images / 'val'}: expected {_SOLUTION_NAME}, which has the labels, next to ILSVRC, found no such file"
+            f"{images / 'val'}: expected {_SOLUTION_NAME}, with the labels, next to ILSVRC, found none: put it there"
         )
     content = read_table(Table(path, path_column="ImageId", label_columns=["PredictionString"]))
     solution: dict[str, str] = {}
@@ -281,7 +282,7 @@ def _solved(images: Path, files: dict[bytes, Found]) -> list[Found]:
         file = f"{name}.JPEG".encode() if there is None else there.key[4:]
         found.append(Found(b"val/%s/%s" % (os.fsencode(wnid), file), wnid, b"val/" + file))
     if files:
-        found_none = f"found none for {os.fsdecode(min(files))!r} ({len(files):,} missing)"
+        found_none = f"found none for {os.fsdecode(min(files))!r} ({len(files):,} missing): download it again"
         raise SourceError(f"{path}: expected a line for each image in {images / 'val'}, {found_none}")
     return sorted(found, key=lambda one: os.fsdecode(one.key))
 

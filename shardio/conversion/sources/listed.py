@@ -65,7 +65,7 @@ class _Rows(Listing):
         collection = replace(collection, notes=(*collection.notes, *notes), tables=uses, groups=groups)
         names = self.tables[0].table.columns
         if others := [content.table.columns for content in self.tables if content.table.columns != names]:
-            raise SourceError(f"tables: expected the same columns of numbers in all, found {names} and {others[0]}")
+            raise SourceError(f"tables: expected the same `columns` for each table, found {names} and {others[0]}")
         if not names:
             return collection
         rows.sort(key=lambda one: (self.tables.index(one.where.contents), one.where.line))
@@ -102,7 +102,7 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
 
     @cache
     def folders(path: str) -> Set[str]:
-        """Returns the folders that may be meant by a path."""
+        """Returns the folders on the disk that `path` may mean: case, blanks and Unicode forms of names may differ."""
         found = {"/" if os.path.isabs(path) else ""}
         for name in filter(None, path.split("/")):
             found = {os.path.join(up, one) for up in found for one in (name, *names(up).get(_fold(name), ()))}
@@ -146,7 +146,7 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
 
 
 def _splits_of_folders(content: Contents, keys: Sequence[str]) -> Sequence[str]:
-    """Returns the split that the folders in each path name, or "" for all paths if they do not tell the split."""
+    """Returns the split that each key names by a folder; "" for all keys if folders do not decide the splits."""
     named = [next(filter(None, map(known_split, key.split("/")[:-1])), "") for key in keys]
     several = len({*named} - {""}) > 1
     are_first = bool(keys) and all(known_split(key.split("/")[0]) for key in keys)
@@ -162,8 +162,8 @@ def _splits_of_folders(content: Contents, keys: Sequence[str]) -> Sequence[str]:
 def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlabeled: bool = False) -> Collection:
     """Returns the collection with the labels, splits and numbers of tables.
 
-    `tables` are by split; a table by "" is for all splits. A path in a table is a key or a path in SRC. It may lack the
-    suffix, or the folder of the table's split.
+    `tables` has a table for each split, or one table, by "", for all splits. A path in a table is a key or a path in
+    SRC. It may lack the suffix, or the folder of the table's split. `skips_unlabeled`: see Listing.
 
     If tables have labels, or SRC has none and is not a dataset, the tables list the images: an image only in SRC is
     left out and counted, and an image only in a table becomes a source that the conversion refuses. Otherwise, every
@@ -219,7 +219,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlab
     if left and not tables_list:
         raise SourceError(
             f"{contents[0].path}: expected a row for every image in SRC, found no row for {len(left):,} of "
-            f"{counted(collection.num_sources, 'image')}, such as {os.fsdecode(left[0])!r}"
+            f"{counted(collection.num_sources, 'image')}, such as {os.fsdecode(left[0])!r}: add them"
         )
     if left:
         ignored.leave_out("image in no table", left)
@@ -235,7 +235,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlab
 
 
 def _check_split(row: Row, split: str) -> None:
-    """Raises DoubtError if the row has an empty cell for the split, but the picture's folder is of another split."""
+    """Raises DoubtError if a row has an empty cell for the split, but its folder names `split`, which is not train."""
     if row.split is None and split not in ("", DEFAULT_SPLIT):
         raise DoubtError(
             row.contents.path,
@@ -246,7 +246,8 @@ def _check_split(row: Row, split: str) -> None:
 
 
 def _listing(collection: Collection, contents: Sequence[Contents], listed: Sequence[tuple[str, Found]]) -> Listing:
-    """Returns the Listing of `listed` rows, with the tables' labels if there are any, and images of `collection`."""
+    """Returns the Listing of the images in `listed`, (word for the split, image), and in `collection`. If the tables
+    `contents` have labels, the images in `listed` get these labels."""
     found: dict[str, list[Found]] = {split: [] for split in in_split_order(split_name(word) for word, _ in listed)}
     classes: tuple[str, ...] | None = collection.classes
     names = dict(zip(collection.classes, collection.class_names, strict=False))
@@ -281,7 +282,8 @@ _CHANGES: Sequence[tuple[str, Change]] = (
     ("Unicode forms (NFC, NFD) are ignored", lambda path: unicodedata.normalize("NFC", path)),
     ("letter case is ignored", lambda path: unicodedata.normalize("NFC", path.lower())),
 )
-"""The fewer of these changes make a path and a picture's name equal, the better they fit."""
+"""(description, function) of changes that may make a path in a table and a picture's path equal. They are tried in this
+order, each after those before it: the fewer are needed, the better the two paths fit."""
 _BY_NAME = "pictures are found by their names alone"
 
 
@@ -296,9 +298,10 @@ def _find_pictures(
     """Returns the path of each row's picture, or "" if there is none. Refuses a row that fits two pictures.
 
     - `has`: whether there is a picture at exactly this path
-    - `near`: returns the paths of pictures that may fit paths of rows. If none does, `everything` is searched
-    - `folders`: what the paths of rows are relative to
-    - `identity`: the same for two paths of one picture
+    - `near`: returns the paths of pictures that may fit the given paths, of rows for which `has` is false
+    - `everything`: returns the paths of all pictures. It is called only if no row has found its picture
+    - `folders`: the folders to which paths of rows may be relative, "" for none
+    - `identity`: returns the same value for two paths of one picture
     """
     asked = [[f"{folder}/{row.path}" if folder else row.path for folder in folders] for row in content.rows]
     used: Counter[str] = Counter()
@@ -333,19 +336,20 @@ def _find_pictures(
 
 
 def _tidy(path: str, changes: Sequence[tuple[str, Change]] = _CHANGES[:4]) -> str:
-    """Returns a relative path, with slashes and without blanks around names."""
+    """Returns a path after the changes: by default relative, with slashes, and without blanks around names."""
     for _, change in changes:
         path = change(path)
     return path
 
 
 def _fold(path: str) -> str:
-    """Returns what is equal for paths that may mean the same picture."""
+    """Returns a path after all changes: a text that is equal for two paths if they may mean the same picture."""
     return _tidy(path, _CHANGES)
 
 
 def _compare(path: str, name: str) -> tuple[int, list[str]]:
-    """Returns (how badly a path fits a picture's name, the changes that make them equal). A suffix may lack."""
+    """Compares `path`, from a table and perhaps without suffix, with `name`, the path of a picture. Returns (rank,
+    descriptions of the changes that make them equal). The lower the rank, the better they fit."""
     ways: list[str] = []
     for rank, (way, change) in enumerate(_CHANGES):
         changed = change(path), change(name)

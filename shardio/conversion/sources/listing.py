@@ -42,7 +42,7 @@ _MOST_PADDING = 15
 """Padding may take this many times the bytes of the keys themselves, if that is more than the limit above."""
 
 _KEY_OF_VAL = b"shardio val"
-"""Makes the hash of `hold_out` another one than the hash that orders the samples."""
+"""The key of the hash in `hold_out`, so this hash differs from the hash that orders the samples."""
 
 
 class Found(NamedTuple):
@@ -83,17 +83,18 @@ class Listing:
     keeps_order: bool = False
     """Whether splits stay in the order of `found`, instead of train, val and test first."""
     may_rename: bool = False
-    """Whether `key` with `again` returns other keys, for use if the first keys are not distinct."""
+    """Whether `collect`, if keys are not distinct, asks for other keys by `key(..., again=True)`."""
 
     def __post_init__(self) -> None:
         self._faults = Faults(self.src, "image")
 
     def key(self, split: str, one: Found, name: str, again: bool) -> bytes:
-        """Returns the key of an image of the class `name`, or "" without a class. `again`: see `may_rename`."""
+        """Returns the key of an image of the class `name` ("": of none), in this split. `again`: see `may_rename`."""
         return one.key
 
     def refuse(self, one: Found, expected: str, found: object) -> Fault | None:
-        """Returns a Fault, which refuses only this image; or notes an error, which `check` raises."""
+        """Refuses an image with a wrong label or key: returns a Fault, which becomes its place and refuses it alone; or
+        notes an error, which `check` raises, so all of SRC is refused."""
         place = one.place
         where = f" (row {place.number} of {os.fsdecode(place.where)})" if isinstance(place, Item) else ""
         self._faults.add(f"{os.fsdecode(one.key)!r}{where}", expected, found)
@@ -111,7 +112,8 @@ class Listing:
     def collect(self, labels: Labels | None = None, empty_classes: EmptyClasses = "keep") -> Collection:
         """Returns the collection, with its splits ordered, labels numbered and keys checked.
 
-        With `labels` "none", sources have no labels. With None, raises SourceError for `doubts`.
+        With `labels` "none", sources have no labels. With None, raises DoubtError if there are `doubts`. Raises
+        SourceError for invalid labels, repeated keys, and, with `empty_classes` "refuse", classes without images.
         """
         if labels is None and self.doubts:
             raise DoubtError(self.src, "; ".join(self.doubts), self.readings)
@@ -160,7 +162,8 @@ class Listing:
         )
 
     def _labeled(self, split: str, some: Sequence[Found], ignored: Ignored) -> Sequence[Found]:
-        """Returns the images that have a label, or all if none has one. Raises DoubtError unless `skips_unlabeled`."""
+        """Returns the images of a split that have a label, or all if none has one. Counts the others in `ignored` if
+        `skips_unlabeled` is true; otherwise raises DoubtError."""
         lacking = [one.key for one in some if self.lacks_label(one)]
         if not lacking or all(one.label is None for one in some):
             return some
@@ -235,14 +238,17 @@ class Listing:
 
 
 def hold_out(src: object, collection: Collection, share: float | None) -> Collection:
-    """Returns the collection with about `share` of its only split, train, as val. A hash of a key or group decides."""
+    """Returns the collection with about `share` (0 to 1) of its only split, train, moved into the split val.
+
+    A hash of the source's group, or else of its key, decides. With None, nothing changes. Errors begin with `src`.
+    """
     if share is None and collection.groups:
-        raise ValueError("a column of groups keeps them together in `val`: give its share, or leave the column out")
+        raise ValueError("`group_column` is only for `val`, which is missing: pass `val`, or leave `group_column` out")
     if share is None:
         return collection
     if list(collection.splits) != [DEFAULT_SPLIT]:
         found = ", ".join(map(repr, collection.splits))
-        raise SourceError(f"{src}: expected only the split {DEFAULT_SPLIT!r} for `--val`, found {found}: leave it out")
+        raise SourceError(f"{src}: `--val` divides the split {DEFAULT_SPLIT!r} alone, found {found}: leave `--val` out")
     sides: dict[str, list[Source]] = {DEFAULT_SPLIT: [], "val": []}
     for source in collection.splits[DEFAULT_SPLIT]:
         name = os.fsencode(collection.groups[source.key]) if collection.groups else source.key
@@ -250,7 +256,7 @@ def hold_out(src: object, collection: Collection, share: float | None) -> Collec
         sides["val" if int.from_bytes(number, "big") < share * (1 << 64) else DEFAULT_SPLIT].append(source)
     if empty := [split for split, some in sides.items() if not some]:
         raise SourceError(
-            f"{src}: `--val` leaves no image to {empty[0]!r}, of {collection.num_sources:,}: choose another"
+            f"{src}: `--val` leaves none of the {collection.num_sources:,} images to {empty[0]!r}: choose another share"
         )
     notes = collection.notes
     if collection.groups:

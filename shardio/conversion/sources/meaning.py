@@ -1,5 +1,5 @@
-"""What folders may mean other than classes: roles (images and their masks), splits in longer names, parts of one
-folder, or folders above the classes. Reads no file itself."""
+"""Finds out what folders may mean other than classes: images and their masks, splits with longer names, parts into
+which one collection was divided, or folders above the class folders. Reads no file itself."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ _LOOKED_AT = 8  # pictures of a folder whose headers are read, if folders pair u
 
 
 class Disk(NamedTuple):
-    """What is asked of the disk, and only where names make it worth asking."""
+    """Functions with which a Layout looks at files, where the names of folders alone do not decide."""
 
     exists: Callable[[Path], bool]
     look: Callable[[Path], tuple[bool, tuple[int, int]] | None]
-    """Returns whether a picture is gray or has a palette, and its size; None if its header cannot be read."""
+    """Returns (whether a picture is gray or has a palette, its (width, height)); None for an unreadable header."""
     tables: Callable[[Path], Sequence[str]]
     """Returns the sorted names of the tables in a folder."""
 
@@ -80,7 +80,7 @@ class Part:
         return [name for name, paths in self.classes.items() if paths]
 
     def found(self, is_labeled: bool) -> Iterator[Found]:
-        """Yields the images in class folders, labeled, or all images if `is_labeled` is false or no class has any."""
+        """Yields the images in class folders, labeled; if not `is_labeled` or if there are none, all without labels."""
         is_labeled = is_labeled and bool(self.full)
         prefix, above = (os.fsencode(f"{name}/") if self.split else b"" for name in (self.split, self.path.name))
         for name, paths in ((None, [] if is_labeled else self.images), *self.classes.items()):
@@ -88,7 +88,7 @@ class Part:
                 yield Found(prefix + path, name if is_labeled else None, above + path if above != prefix else None)
 
     def stems(self, name: str) -> dict[bytes, bytes]:
-        """Returns the paths in the folder `name`, by the part of the path after the folder and before the suffix."""
+        """Returns the paths of the images below the folder `name`, by the rest of the path, without its suffix."""
         start = len(os.fsencode(name)) + 1
         return {path[start:].rpartition(b".")[0] or path[start:]: path for path in self.classes[name]}
 
@@ -114,7 +114,8 @@ def _has(name: str, words: str) -> bool:
 
 
 def kind_of(name: str) -> str:
-    """Returns what a folder's name says that it holds: "split", "part", "masks", "images", "lists", "pair", or ""."""
+    """Returns what a folder holds, by its name: "split", "masks", "images", "part" (of a collection divided into
+    folders such as part_03), "lists" (annotations), "pair" (one side of pairs of pictures: "before"); otherwise ""."""
     if known_split(name) or _has(name, _SPLIT):
         return "split"
     if _PART.fullmatch(name):
@@ -127,10 +128,8 @@ def kind_of(name: str) -> str:
 
 
 def unwrapped(place: str, paths: Sequence[bytes]) -> tuple[str, Sequence[str]]:
-    """Returns (the first folder, from `place` down, that has more in it than one folder; its folders with images).
-
-    `place` and the `paths` of the images below it are relative to the same folder.
-    """
+    """Goes down from the folder `place` while it holds one folder alone, which is not a split. Returns (the folder
+    reached, the names of its folders). `place` and the `paths` of images below it are relative to the same folder."""
     while True:
         depth = place.count("/") + 1
         inner = sorted({os.fsdecode(path).split("/")[depth] for path in paths if path.count(b"/") > depth})
@@ -140,9 +139,9 @@ def unwrapped(place: str, paths: Sequence[bytes]) -> tuple[str, Sequence[str]]:
 
 
 def _endings(masks: Sequence[bytes], images: Iterable[bytes]) -> tuple[str, str] | None:
-    """Returns the endings in which the names of masks and of their images differ, such as ("_rgb", "_gt").
+    """Returns (ending of images' names, ending of masks' names), such as ("_rgb", "_gt"), or None.
 
-    None if most masks have no image. The names have no suffixes.
+    After exchanging the endings, at least 90% of the `masks` have an image of the same name. Names have no suffixes.
     """
     ordered, mask = sorted(images), masks[0]
     at = bisect(ordered, mask)
@@ -170,7 +169,7 @@ def _go_on(part: Part) -> bool:
 
 
 class Layout:
-    """The parts of a tree, and what they may mean."""
+    """What the folders of a tree, given as the Part of each split, may mean. See `doubts` and `readings`."""
 
     def __init__(self, root: Path, parts: Sequence[Part], noun: str, disk: Disk, has_masks: bool = False) -> None:
         self.root, self.parts, self.noun, self.disk, self.has_masks = root, parts, noun, disk, has_masks
@@ -185,7 +184,7 @@ class Layout:
 
     @cached_property
     def others(self) -> str:
-        """What all folders are, if they are no classes: "splits", "parts", "dates" or "images and masks"."""
+        """What all folders seem to be: "splits", "parts", "dates" or "images and masks"; "" if none of these."""
         names = [name for name in self.names if self.first.classes[name] or kind_of(name) != "lists"]
         if len(names) < 2:
             return ""
@@ -209,7 +208,7 @@ class Layout:
 
     @cached_property
     def may_be_classes(self) -> bool:
-        """Whether the folders may be classes. Words of their own say so: training_fake, training_real."""
+        """Whether the folders may be classes: also folders of splits with words of their own, as in training_fake."""
         if self.others in ("", "dates"):
             kinds = set(map(kind_of, self.full)) if self.gray or len(self.full) == 1 else {""}
             are_roles = kinds <= {"images", "masks", "pair"} and kinds != {"pair"}
@@ -241,7 +240,7 @@ class Layout:
 
     @cached_property
     def masks_among_images(self) -> Sequence[bytes]:
-        """Some masks in the same folders as their images: by name, or gray pictures of color pictures."""
+        """The paths of some masks that are next to their images, and have names of masks or are gray; or ()."""
         paths = [] if self.has_masks or self.others or self.gray else self.paths
         some = paths[:: -(-len(paths) // _SAMPLED) or 1]
         masks = [path for path in some if _NAME_OF_MASK.search(path)]
@@ -259,12 +258,12 @@ class Layout:
 
     @cached_property
     def gray(self) -> Mapping[str, Sequence[str]]:
-        """The gray folders of each part whose folders pair up, by the part's split."""
+        """The folders of gray pictures among folders that pair up (see `_gray_of_pairs`), by the split they are in."""
         return {part.split: gray for part in self.labeled if (gray := self._gray_of_pairs(part)) is not None}
 
     @cached_property
     def metadata(self) -> Sequence[tuple[str, Path]]:
-        """The split ("" for all) and the path of each table next to images, or to flat splits, that describes them."""
+        """(split, path) of each table that, by its name, describes the images next to it. The split is "" for all."""
         flat = [(part.split, part.path) for part in self.parts if part.images or len(part.full) == 1]
         if not self.labeled and self.first.split == DEFAULT_SPLIT and not self.masks_among_images:
             flat.append(("", self.root))
@@ -345,7 +344,7 @@ class Layout:
             yield Reading("all files are pictures, without labels", UNLABELED.options) if among else UNLABELED
 
     def _right_folders(self, masks: Collection[str]) -> Iterator[Reading]:
-        """Yields readings with another SRC, if SRC is a folder too high, or its folders are no classes."""
+        """Yields the readings in which a folder below is the right SRC. `masks` are the names of folders of masks."""
         first, pictures = self.first, [name for name in self.first.full if name not in masks]
         names = [name for name in pictures if kind_of(name) in ("split", "images", *["part"] * bool(masks))]
         names.sort(key=lambda name: "train" not in name.lower())
@@ -378,10 +377,9 @@ class Layout:
             yield from islice(((mask, name, *endings) for name, endings in ways if endings), 1)
 
     def _gray_of_pairs(self, part: Part) -> Sequence[str] | None:
-        """Returns the gray folders of a part whose folders pair up; None if the folders of `part` do not pair up.
-
-        The same names of files are not enough. Numbers, also after a common word, are names that all classes may have.
-        """
+        """Returns the folders of gray pictures if the folders pair up: they have the same pictures in several forms,
+        such as photos and masks. Otherwise None. The same names of files are not enough: pictures of all classes may be
+        numbered, also after a common word."""
         if self.others in ("parts", "dates") or not 2 <= len(part.full) <= _MOST_PAIRED:
             return None
         stems = {name: part.stems(name) for name in part.full}

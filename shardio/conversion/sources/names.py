@@ -39,7 +39,7 @@ class Ignored(Counter[str]):
         """The keys of images that the options leave out, by reason. They are counted, too."""
 
     def add(self, reason: str, example: str | bytes, count: int = 1) -> None:
-        """Counts `count` more; `example` is the path of one of them."""
+        """Adds `count` entries with this reason; `example` is the path of one of them."""
         path = os.fsdecode(example)
         with _ignoring:
             self[reason] += count
@@ -73,7 +73,7 @@ _SYSTEM_NAMES = frozenset(
 
 
 def clutter(path: str) -> str:
-    """Returns the kind of clutter that a path is, "hidden" or "of the system"; "" if it is none."""
+    """Returns "hidden" or "of the system" if a name in the path is of a hidden or a system's file; otherwise ""."""
     for name in path.split("/"):
         if name.startswith("."):
             return "hidden"
@@ -110,7 +110,7 @@ class Outside:
         self._first = ""
 
     def look(self, path: str, is_link: bool) -> None:
-        """Counts the image at `path` if it lies outside. `is_link`: whether the file itself is a symbolic link."""
+        """Counts the image at `path` if the path leads out. `is_link`: whether the file itself is a symbolic link."""
         above, name = os.path.split(path)
         real = os.path.realpath(path) if is_link else os.path.join(self._real(above), name)
         if not real.startswith(self._folder):
@@ -151,7 +151,7 @@ def split_name(word: str) -> str:
 
 
 def by_split(where: object, given: Mapping[str, T]) -> dict[str, T]:
-    """Returns the values of `given` by the set's name for each split, in the same order.
+    """Returns `given`, whose keys are SRC's words for splits, with the set's names for the splits as keys.
 
     Raises SourceError, whose message begins with `where`, if two words name the same split, such as val and dev.
     """
@@ -196,12 +196,13 @@ class Numbering:
 
 
 def numbers_up_to(least: int, most: int) -> tuple[str, ...]:
-    """Returns the classes "0", "1" to str(`most`) for integer labels; () for labels that cannot be classes."""
+    """Returns the classes "0", "1", ..., `most` for integer labels from `least` to `most`; () if these are no classes,
+    because `least` is negative or `most` is too large."""
     return tuple(map(str, range(most + 1))) if least >= 0 and most < MAX_CLASSES else ()
 
 
 def number_labels(written: Set[tuple[str, str]]) -> Numbering:
-    """Returns the number of each label. `written` has the (split, text) of each label in SRC.
+    """Returns the Numbering of the labels in SRC. `written` has the (split, text) of each label.
 
     An integer is its own number. Class names are numbered in sorted order, and each must occur in the first split.
     If SRC has both, class names are valid only if there are more distinct class names than distinct integers. Of texts

@@ -65,7 +65,8 @@ def list_arrays(src: Path, labels: Labels | None = None, told: Set[str] = frozen
     """Returns the samples in a tree of NPY files, in an NPY file, or in an NPZ archive.
 
     The samples of a tree or an NPY file have one array called `array`. Arrays of an archive have the names of its
-    members; the member `label` or `labels` has the labels. Raises SourceError if the arrays cannot be samples.
+    members; the member `label` or `labels` has the labels. Raises SourceError if the arrays cannot be samples. `told`:
+    see `list_tree`.
     """
     if not src.is_file():
         return _list_tree(src, labels, told)
@@ -196,7 +197,8 @@ class RowsOrigin(Origin):
         return _check_values(np.frombuffer(data, header.dtype).reshape(row.shape))
 
     def _blocks(self, name: str, start: int = 0, nbytes: int = _BLOCK_NBYTES) -> Iterator[bytes]:
-        """Yields the NPY file of an archive's array, from byte `start` on. Its end raises SourceError for damage."""
+        """Yields the NPY file of an archive's array from byte `start` on, in blocks of `nbytes` bytes. Raises
+        SourceError for damage, perhaps only at the end of the file."""
         with (
             naming(self.path),
             refusing(self.path),

@@ -94,8 +94,8 @@ def list_parquet(table: Table, labels: Labels | None = None) -> Listing:
     src = table.path
     given = Table(table.file, None, "", table.label_columns[:1], table.split_column, group_column=table.group_column)
     if table != given:
-        expected = "one `--label-column`, `--split-column`, `--group-column` and nothing else"
-        raise SourceError(f"{src}: images in parquet take {expected}")
+        expected = "at most one `--label-column`, `--split-column` and `--group-column`, and no other option of tables"
+        raise SourceError(f"{src}: images in parquet files take {expected}: leave the others out")
     ignored = Ignored(src)
     folder, names = (src, _list(src, ignored)) if src.is_dir() else (src.parent, [src.name] if src.is_file() else [])
     if not names:
@@ -161,7 +161,7 @@ def _split_of(name: str) -> tuple[str, str]:
 
 
 def _group(root: Path, names: Sequence[str], is_whole: bool) -> dict[str, list[str]]:
-    """Returns the files of each split. Unless `is_whole`, raises SourceError if one of a numbered series is missing."""
+    """Returns the files of each split. Unless `is_whole` (SRC is a file), refuses a numbered series with a gap."""
     groups: dict[str, list[str]] = {}
     patterns: dict[str, str] = {}
     for name in names:
@@ -195,13 +195,13 @@ class _File:
             schema, metadata = file.schema_arrow, file.metadata
             types: dict[str, Any] = dict(zip(schema.names, schema.types, strict=True))
             if (repeated := first_repeated(schema.names)) is not None:
-                raise SourceError(f"{path}: expected distinct columns, found {repeated[:80]!r} twice")
+                raise SourceError(f"{path}: expected distinct columns, found {repeated[:80]!r} twice: rename one")
             features = _features(path, schema.metadata or {})
             kinds = {name: one.get("_type") for name, one in features.items()}
             image = _choose_image(path, types, kinds)
             if image in (*table.label_columns, table.split_column, table.group_column):
                 raise SourceError(
-                    f"{path}: expected a column of integers or texts, found {image!r}, which has the images"
+                    f"{path}: the column {image!r} has the images: choose others for labels, splits and groups"
                 )
             described = {name.lower() for name, kind in kinds.items() if kind == "ClassLabel"}
             known = ({"label"}, LABEL_NAMES | described)
@@ -219,7 +219,7 @@ class _File:
         self.classes = _class_names(path, features.get(self.label, {}))
 
     def _check_columns(self, file: Any, types: Mapping[str, Any]) -> None:
-        """Raises DoubtError if columns of labels or splits have other types, or unused columns may have them."""
+        """Raises DoubtError if a column of labels or splits has a wrong type, or an unused column may have some."""
         unused, own = self.columns.unused, [*self.columns.label_names, *filter(None, [self.columns.of_splits])]
         seen = self._look(file, [name for name in (*own, *unused) if _TYPES_OF_LABELS.fullmatch(str(types[name]))])
         if wrong := [name for name in own if name not in seen]:
@@ -242,7 +242,8 @@ class _File:
             raise DoubtError(self.path, f"expected one column with a label's name, found {listed(names)}", readings)
 
     def _look(self, file: Any, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Returns the values in the first rows, or in all if a column has only one value there: rows may be sorted."""
+        """Returns the values of columns in the first rows, without nulls, by the column's name. A column with only one
+        value there is read to its end, because rows may be sorted by it."""
         first = next(read_batches(self.path, file, names), None) if names else None
         seen = {name: [] if first is None else first.column(name).drop_null().to_pylist() for name in names}
         for name in (name for name, values in seen.items() if len(set(values)) == 1):
@@ -255,8 +256,8 @@ class _File:
     ) -> Iterator[tuple[str, Found]]:
         """Yields SRC's word for the split, and the image, of each row that has a label, or of all rows without labels.
 
-        `where` of an image is its group. `name` is the file's path in SRC. `numbers` (of rows, by split) and `taken`
-        (keys) are about the files before, and are updated. Raises SourceError for invalid rows.
+        `where` of an image is its group. `name` is the file's path in SRC. `numbers` (rows of each split) and `taken`
+        (keys) count the files before this one, and are updated. Raises SourceError for invalid rows.
         """
         columns, faults, most = self.columns, self.columns.faults, (len(classes) or MAX_CLASSES) - 1
         for row, (label, word, group, path) in enumerate(self._cells()):
@@ -310,7 +311,8 @@ class _File:
 
 
 def _choose_image(path: Path, types: Mapping[str, Any], kinds: Mapping[str, Any]) -> str:
-    """Returns the column "image", or the one that the metadata names, or the only one of a suitable type."""
+    """Returns the column "image", or the one that the metadata names, or the only one of a suitable type. `types` has
+    the Arrow type of each column, by name, and `kinds` its kind in the metadata, such as "ClassLabel"."""
     columns = [column for column, kind in types.items() if _holds_images(kind)]
     described = [column for column in columns if kinds.get(column) == "Image"]
     for candidates in ([c for c in columns if c == "image"], described, columns):
@@ -362,10 +364,15 @@ def _common_classes(src: Path, files: Sequence[_File]) -> tuple[str, ...]:
     named = next((one for one in files if one.classes), first)
     for one in files:
         if bool(one.label) != bool(first.label):
-            raise DoubtError(src, f"{one.path.name}: only this file or {first.path.name} has labels", [UNLABELED])
+            labeled, other = (one, first) if one.label else (first, one)
+            found = f"found one in {labeled.path.name} ({labeled.label!r}), and none in {other.path.name}"
+            raise DoubtError(src, f"expected a column of labels in every file, {found}", [UNLABELED])
         if one.image != first.image:
             expected = f"images in the column {first.image!r}, as in {first.path.name}"
-            raise SourceError(f"{one.path}: expected {expected}, found the column {one.image!r}")
+            raise SourceError(f"{one.path}: expected {expected}, found the column {one.image!r}: rename one")
         if one.classes not in ((), named.classes):
-            raise SourceError(f"{one.path}: expected the same classes as {named.path.name}, found other classes")
+            pairs = zip(one.classes, named.classes, strict=False)
+            unlike = next((f", {name!r} instead of {other!r}" for name, other in pairs if name != other), "")
+            found = f"found {len(one.classes):,} classes{unlike}: convert the files separately"
+            raise SourceError(f"{one.path}: expected the {len(named.classes):,} classes of {named.path.name}, {found}")
     return named.classes if first.label else ()

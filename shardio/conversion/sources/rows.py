@@ -118,7 +118,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _sniff(path: Path, known: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns (what separates columns, the names in the first line): with known names, if any, and the most names."""
+    """Returns (delimiter, names in the first line) for the delimiter with a name in `known`, or with the most names."""
     found: dict[str, list[str]] = {}
     for delimiter in _DELIMITERS:
         with contextlib.suppress(csv.Error):  # the names are no CSV
@@ -146,7 +146,7 @@ def _csv_rows(path: Path, delimiter: str, width: int, faults: Faults, quoting: A
 
 
 def _is_torn(cell: str, delimiter: str) -> bool:
-    """Whether a stray quote has made a cell: it follows a blank, or the cell has swallowed rows."""
+    """Whether a stray quote has made a cell: it begins with a blank and a quote, or contains other rows."""
     if cell[:1].isspace() and cell.lstrip().startswith('"'):
         return True
     rows = (line.split(delimiter) for line in cell.splitlines()[1:])
@@ -219,7 +219,7 @@ def _read_json(path: Path, known: Sequence[str], unlabeled: bool) -> tuple[list[
         value = _coco(path, value, unlabeled) if is_coco else [{"path": k, "label": v} for k, v in value.items()]
     if not value or not all(isinstance(one, dict) for one in value):
         raise SourceError(
-            f"{path}: expected a JSON object for each image, or one of paths and labels, found {show(value)}"
+            f"{path}: expected a JSON object for each image, or one object of labels by path, found {show(value)}"
         )
     return list(value[0]), _object_rows(enumerate(value), list(value[0]), faults), faults
 
@@ -255,7 +255,8 @@ def _object_rows(objects: Iterable[tuple[int, Any]], names: Sequence[str], fault
 
 
 def _coco(path: Path, document: dict[str, Any], unlabeled: bool) -> list[dict[str, Any]]:
-    """Returns the path and the category of each image in a file as COCO and iNaturalist have them."""
+    """Returns {"file_name": ..., "category": ...} of each image in a JSON document as COCO and iNaturalist have it; if
+    `unlabeled`, or without annotations, no category."""
     annotations = [] if unlabeled else document.get("annotations") or []
     categories = document.get("categories") or [] if annotations else []
     found: dict[Any, str] = {}
@@ -271,7 +272,7 @@ def _coco(path: Path, document: dict[str, Any], unlabeled: bool) -> list[dict[st
         expected = "images (id, file_name), annotations (image_id, category_id) and categories (id, name)"
         raise SourceError(f"{path}: expected {expected}, found none for {error}") from None
     if len(files) < len(document["images"]) or len({*names.values()}) < len(categories):
-        raise SourceError(f"{path}: expected distinct ids of images, and distinct ids and names of categories")
+        raise SourceError(f"{path}: expected distinct ids of images, ids and names of categories, found equal ones")
     return [
         {"file_name": file, **({"category": found.get(image)} if annotations else {})} for image, file in files.items()
     ]

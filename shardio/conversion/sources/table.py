@@ -19,7 +19,8 @@ from shardio.format.layout import RowType, check_array_name, check_kind, is_spli
 from shardio.format.parse import first_repeated
 
 Groups = Sequence[Collection[str]]
-"""Names of columns, in any case. A name counts if no group before it has one; in its group there may be only one."""
+"""Groups of columns' names, in lower case. The first group with a name that the table has decides which column is used:
+the table must not have two names of that group."""
 _PATHS = (
     ("path",),
     ("filename", "file_name", "filepath", "file_path", "file", "image", "image_path", "img", "img_path"),
@@ -88,7 +89,7 @@ class Table:
                 raise ValueError(f"{name} must be a list of column names, found {getattr(self, name)!r}")
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.label_separator and len(self.label_columns) > 1:
-            raise ValueError(f"label_separator is for one column of labels, found {', '.join(self.label_columns)}")
+            raise ValueError(f"label_separator is for one column of labels; found {', '.join(self.label_columns)}")
         used = [name for name in (self.path_column, *self.label_columns, self.split_column) if name]
         if (repeated := first_repeated(used)) is not None:
             raise ValueError(f"columns of paths, labels and splits must be distinct, found {repeated!r} twice")
@@ -99,7 +100,7 @@ class Table:
     __str__ = __fspath__
 
     def words(self) -> Iterator[str]:
-        """Yields the options of the command line that describe the columns."""
+        """Yields the command line's options for all but the file, as "--label-column", "class", ..."""
         for one in fields(self)[1:]:
             value = getattr(self, one.name)
             for given in (value if isinstance(value, tuple) else (value,)) if value else ():
@@ -128,13 +129,13 @@ class Row(NamedTuple):
     line: int
     path: str
     split: str | None
-    """The word for it; None for an empty cell, and "" if the table has no column of splits."""
+    """The table's word for the split; None for an empty cell, and "" if the table has no column of splits."""
     label: Any
     """The label as written: a value, a tuple of the values of several columns, or None for empty cells."""
     numbers: tuple[Any, ...]
-    """The cells in `columns` of the table."""
+    """The values of the table's `columns`, in the same order."""
     group: str
-    """"" if the table has no column of groups."""
+    """The name of the row's group; "" if the table has no column of groups."""
 
     def refuse(self, expected: str, found: object) -> None:
         self.contents.faults.add(self.line, expected, found)
@@ -146,9 +147,10 @@ class Contents:
     def __init__(
         self, table: Table, names: Sequence[str], faults: Faults, labels: str | None, of_images: Groups = ()
     ) -> None:
-        """`names` are those of all columns, and `labels` is the option.
+        """Decides what each column is used for. `names` are the names of all columns; `labels` is the option.
 
-        `of_images`: instead of paths, the table has images; and labels have these names. Splits must be told.
+        `of_images`: the names that columns of labels may have, if `table.path_column` has images instead of paths. A
+        column of splits is then used only if the table names it. () for a column of paths.
         """
         self.table, self.path, self.names, self.faults, self.labels = table, table.path, names, faults, labels
         self.rows: list[Row] = []
@@ -173,7 +175,7 @@ class Contents:
         used = {self._path, self.of_splits, self.of_groups, *given, *table.columns, *_INDEX}
         self.unused = [name for name in dict.fromkeys(names) if name not in used]
         self.guess = [] if of_images or labels == "none" or given or table.columns else self.unused
-        """The names of columns that may have the labels, if none is told. A single one has them."""
+        """The columns that may have the labels, if neither the caller nor a name says which. A single one has them."""
         self.label_names = tuple(given or self.guess[: len(self.guess) == 1])
         for name in self.label_names:
             self._check(name)
@@ -193,7 +195,8 @@ class Contents:
             raise SourceError(f"{self.path}: expected one column {name!r}, found {found}")
 
     def _find(self, what: str, given: str, known: Groups) -> str:
-        """Returns the column `given`, or, if that is "", the one with a name in `known`; "" if there is none."""
+        """Returns the column `given`, or, if that is "", the column with a name in `known`; "" if there is none. `what`
+        is the noun for it in errors: SourceError if `given` is no column, DoubtError if several fit."""
         groups = ([name for name in self.names if name.strip().lower() in group] for group in known)
         found = [given] if given else next(filter(None, groups), [])
         for name in found:
@@ -204,7 +207,8 @@ class Contents:
         return "".join(found)
 
     def add(self, line: int, cells: Mapping[str, Any], split: str) -> None:
-        """Adds a row, its cells by column, or an error in it. `split` is the split that the table is for, or ""."""
+        """Adds a row to `rows`, or an error in it to `faults`. `line` is its number, and `cells` has its values by the
+        column's name. `split` is the split that the table is for, or ""."""
         where, word, group = cells[self._path], "", present(cells[self.of_groups]) if self.of_groups else ""
         if self.of_splits and (word := present(cells[self.of_splits], MISSING)) is not None:
             word = split_of_flag(self.of_splits, word)
@@ -226,7 +230,8 @@ class Contents:
             self.rows.append(row)
 
     def check_splits(self, seen: Mapping[str, Set[str]], split: str) -> None:
-        """Raises an error for splits of two names, for numbers, and for unused columns that may have splits."""
+        """Raises SourceError for two words for one split, DoubtError if splits are numbers, or in an unused column.
+        `seen` has the values of each unused column, by its name; `split` is the split that the table is for, or ""."""
         words = sorted({row.split for row in self.rows if row.split})
         by_split(self.path, dict.fromkeys(words))
         if self.table.split_column:
@@ -277,7 +282,7 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
 
 
 def doubt_splits(src: Path, values: Mapping[str, Set[str]], split: str) -> None:
-    """Raises DoubtError if a column of few values may have splits.
+    """Raises DoubtError if a column of few values may have splits. `values` has each column's values, by its name.
 
     Either its name says so, or all of its words are splits, and not only `split` (train if that is "").
     """
@@ -295,7 +300,7 @@ def _doubt(src: Path, name: str, seen: Iterable[str]) -> DoubtError:
 
 
 def split_of_flag(name: str, cell: object) -> str:
-    """Returns the split that a 0 or 1 means in a column such as is_train; other cells as texts."""
+    """Returns the split that a 0 or 1 means in the column `name`, such as is_train; the text of any other cell."""
     match = re.match("is[-_ ]?(train|val|test)", name.lower())
     flag = _FLAGS.get(str(cell).lower())
     if not match or flag is None:

@@ -129,9 +129,8 @@ def is_header(block: bytes) -> bool:
 def members(archive: Archive, file: bytes = b"", ignored: Ignored | None = None) -> Iterator[tuple[str, Extent]]:
     """Yields the name, without `./` and double slashes, and the place of each regular file of an archive, in order.
 
-    `file` is the place of the archive. Skips folders and, with `ignored`, clutter, which is counted there. Raises
-    SourceError for links, devices and sparse files, for absolute names and names with "..", for damage, and if the end
-    mark is missing.
+    `file` becomes their `Extent.file`. Skips folders and, with `ignored`, clutter, which is counted there. Raises
+    SourceError for links, devices, sparse files, absolute names, names with "..", damage, and without an end mark.
     """
     walk = _Walk(archive)
     while (member := walk.next()) is not None:

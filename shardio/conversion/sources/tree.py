@@ -30,7 +30,7 @@ _Noun = Literal["images", "arrays", "files"]
 
 
 _MOST_BESIDE = 8
-"""The most folders beside those of splits that are looked into."""
+"""The maximum number of folders next to the folders of splits that are searched for images."""
 
 
 def _is_array(path: str) -> bool:
@@ -57,10 +57,12 @@ def list_tree(
     """Returns the Listing of the images (or arrays) in a tree, with the names of their class folders as labels.
 
     `root` holds class folders, or images without labels, or a folder for each split that holds either. Keys begin with
-    the set's name for the split, such as val for the folder Validation. `told` are the splits whose labels are in a
-    table, so their folders are no classes. `has_masks`: the masks are among the images. With a `scan`, `root` is an
-    archive or a folder of archives. Raises SourceError for definite errors; an ambiguous layout is described in the
-    Listing's `doubts` and `readings`.
+    the set's name for the split, such as val for the folder Validation. Raises SourceError for definite errors; an
+    ambiguous layout is described in the Listing's `doubts` and `readings`.
+
+    - `told`: the splits whose labels are in a table, so their folders are no classes
+    - `has_masks`: whether `root` is also the folder of masks, so masks may be among the images
+    - `scan`: finds the images, if `root` is an archive or a folder of archives
     """
     if scan is None and not root.is_dir():
         instead = "a file" if root.exists() else "nothing"
@@ -124,7 +126,9 @@ def list_tree(
 
 
 def _with_classes(parts: Sequence[Part], labels: Labels | None) -> list[Part]:
-    """Returns the parts with their classes. The forms that Unicode has for a name (NFC, NFD) are one class."""
+    """Returns the parts with their images by class, the name of the top folder, or of the deepest folder ("leaf"). The
+    forms that Unicode has for a name (NFC, NFD) are one class. Raises SourceError if a few deepest folders have the
+    same name."""
     spelled: dict[str, str] = {}
     found = []
     for part in parts:
@@ -139,8 +143,8 @@ def _with_classes(parts: Sequence[Part], labels: Labels | None) -> list[Part]:
             if labels == "leaf" and len(classes[name]) > len(paths) and not are_repeated:
                 first = os.fsdecode(os.path.dirname(classes[name][0]))
                 raise SourceError(
-                    f"{part.path}: expected other names of the deepest folders, found {first!r} and {folder!r}: rename "
-                    "one of them, or list the images and their classes in a table: see `--table`"
+                    f"{part.path}: expected different names of the deepest folders, found {first!r} and {folder!r}: "
+                    "rename one of them, or list the images and their classes in a table: see `--table`"
                 )
         found.append(replace(part, classes=dict(sorted(classes.items())) if labels == "leaf" else classes))
     return found
@@ -160,7 +164,7 @@ class Scan:
         self.disk = Disk(os.path.exists, look, lambda folder: self.tables.get(folder, []))
 
     def part(self, folder: Path, split: str, folders: list[str], images: list[str]) -> Part:
-        """Returns the images in and below `folder`. `folders` and `images` are what `list(folder)` has returned."""
+        """Returns the images in and below the folder of a split. `folders` and `images` come from `list(folder)`."""
         above = tuple(self.identity(place) for place in (self.root, folder))
         start = len(str(folder).rstrip("/")) + 1
         classes = {
@@ -190,7 +194,7 @@ class Scan:
         return any(_kind(entry) == "folder" for entry in sorted_entries(folder, Ignored()))
 
     def identity(self, folder: Path) -> object:
-        """Returns what two paths of the same folder have in common."""
+        """Returns a value that is the same for two paths exactly if they are paths of the same folder."""
         status = folder.stat()
         return status.st_dev, status.st_ino
 
@@ -206,7 +210,8 @@ class Scan:
         return False
 
     def files(self, top: Path, above: tuple[object, ...]) -> Iterator[tuple[str, str]]:
-        """Yields (folder, file name) of all images in or below `top`. `above` has the folders above, by `identity`."""
+        """Yields (folder, file name) of all images in or below `top`. `above` has the `identity` of folders above
+        `top`. A folder that is below itself, by a symbolic link, is skipped, and counted in `ignored`."""
         pending = [(top, above)]  # and no recursion: folders may be nested deeper than Python calls functions
         while pending:
             folder, above = pending.pop()

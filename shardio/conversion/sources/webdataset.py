@@ -42,7 +42,7 @@ _MOST_TARS = 1_000_000
 def list_webdataset(
     src: Path, labels: Labels | None = None, told: Set[str] = frozenset(), *, skips_unlabeled: bool = False
 ) -> Listing:
-    """Returns the images of an archive (tar or zip), of all in a folder and its subfolders, or of those of a pattern.
+    """Returns the images of an archive (tar or zip), of the archives in a folder and its subfolders, or of a pattern.
 
     - A pattern has braces, as in train-{000..146}.tar, or wildcards, as in *.tar.
     - A label is the content of a .cls member, or a field of a .json member.
@@ -121,7 +121,7 @@ def is_pattern(src: Path) -> bool:
 
 
 def _find_archives(src: Path) -> tuple[Path, list[str], Ignored]:
-    """Returns (a folder, the paths of all tars relative to the folder, counts of other files by kind)."""
+    """Returns (a folder, the paths of all archives in SRC relative to the folder, counts of other files)."""
     ignored = Ignored(src)
     if is_pattern(src):
         folder = Path(os.path.dirname(_MAGIC.split(str(src), maxsplit=1)[0]))
@@ -144,7 +144,7 @@ def _find_archives(src: Path) -> tuple[Path, list[str], Ignored]:
             else:
                 ignored.add("other file", one.path)
     if not tars:
-        raise SourceError(f"{src}: expected tars in this folder or its subfolders, found none")
+        raise SourceError(f"{src}: expected tars or zips in this folder or its subfolders, found none")
     return src, tars, ignored
 
 
@@ -181,10 +181,10 @@ def _expand_braces(text: str) -> Iterator[str]:
 def _walk(
     folder: Path, archive: str, ignored: Ignored, beside: dict[str, str], needs_labels: bool
 ) -> Generator[Found, None, None]:
-    """Yields each sample of an archive. Its place is a Fault unless it has one image and, if needed, no wrong label.
+    """Yields each sample of an archive. Its place is a Fault unless it has one image, and no wrong label if needed.
 
-    Counts other members in `ignored`, and adds examples to `beside`: a "label", a "caption" (a text or JSON next to an
-    image) and a "table". A label that is missing is None.
+    `archive` is relative to `folder`. Counts other members in `ignored`, and adds the name of an example to `beside`:
+    by "label", by "caption" (a text or JSON next to an image), and by "table". A label that is missing is None.
     """
     # The images of each sample, and its labels from .cls and .json: they need not be neighbors.
     found: dict[str, tuple[list[tuple[str, Extent]], list[str | Fault], list[str | Fault]]] = {}
@@ -246,7 +246,7 @@ def _read_label(path: Path, name: str, extent: Extent) -> bytes:
 
 
 def _contents(path: Path, file: bytes, ignored: Ignored) -> Iterator[tuple[str, Extent, Callable[[], bytes]]]:
-    """Yields the name, the place and a reader of each file in an archive."""
+    """Yields (name, place, function that returns the content) of each file in an archive. `file`: `Extent.file`."""
     # Non-blocking, so that a FIFO does not stop us for ever.
     with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as opened:
         is_zip = opened.read(len(ZIP_MAGIC)) == ZIP_MAGIC
@@ -311,7 +311,7 @@ def _words(src: Path, archives: list[str]) -> dict[str, str]:
 
 
 def _by_word(told: Mapping[str, str], samples: list[Found]) -> dict[str, list[Found]]:
-    """Returns the samples by the word in SRC for their split; all by "" unless every sample has such a word."""
+    """Returns the samples by SRC's word for their split; all by "" unless each has one. `told`: by archive, or ""."""
     words = [(told[one.where] or os.fsdecode(one.key).partition("/")[0]).lower() for one in samples]
     if not all(map(known_split, words)):
         return {"": samples}

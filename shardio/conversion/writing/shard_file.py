@@ -111,10 +111,10 @@ class ShardFileWriter(RowsFile):
         self._filled = 0
 
     def take_block(self) -> NDArray[np.uint8]:
-        """Returns a block for n samples, at least BLOCK_NBYTES: uint8 (n, *row.shape) of any content. n never changes.
+        """Returns a block for n samples: uint8 (n, *row.shape) of any content, of at least BLOCK_NBYTES bytes.
 
-        The caller owns the block until it calls `write_block`. Waits while two blocks are being written, which bounds
-        memory, and raises OSError if a write has failed.
+        n is always the same. The caller owns the block until it calls `write_block`. Waits while two blocks are being
+        written, which bounds memory, and raises OSError if a write has failed.
         """
         if len(self._writing) == _MOST_WRITING:
             return self._oldest_written()
