@@ -146,12 +146,12 @@ class ChangeReport:
     """Size of the files that are neither links nor clones nor copies, without the manifest."""
     notes: Mapping[str, Any]
     """Results of `change`: "num_relabeled" (samples per split) and "new_classes" (names). Of `merge`: "left_out"
-    (SPLIT/ARRAY of each array; the array "labels" has the labels)."""
+    (SPLIT/ARRAY of each array that the new set lacks; the array "labels" has labels that are not integers)."""
 
 
 @dataclass(frozen=True)
 class CarryOptions:
-    """Options of `carry_out` that do not affect the content of the new set."""
+    """How `change` and `merge` make the files of a set, and what they call meanwhile. Does not change the content."""
 
     copy: bool = False
     """Whether files are cloned or copied instead of shared with the old sets by hard links."""
@@ -184,6 +184,7 @@ def carry_out(
 ) -> ChangeReport:
     """Makes the set that `draft` describes in the folder `target`, and returns a report, which includes `notes`.
 
+    The manifest records `operation`, "change" or "merge", its `arguments` (JSON values) and the digests of `parents`.
     Raises ConvertError if `target` exists or the set cannot be made, FormatError if an old file is damaged, SpaceError
     if the disk is too full, or OSError. After an error this call leaves no set in `target`. A killed process leaves the
     whole set, or a temporary folder next to it, which the next change there removes.
@@ -238,7 +239,8 @@ class _Maker:
     # --- files that stay ----------------------------------------------------------------------------------------------
 
     def _keep_split(self, name: str, split: SplitDraft) -> SplitEntry:
-        """Adds a split's shards, of pixels and of arrays, to the new set. Returns its entry, without any tables."""
+        """Adds a split's shards, of pixels and arrays, to the new set. Returns its entry, whose index, orders and
+        checksums are still missing."""
         orders = self._orders[name] = []
         pixels = split.pixels.kept()
         shards = [replace(old.entry, file=shard_name(name, i)) for i, old in enumerate(pixels.shards)]
@@ -342,7 +344,8 @@ class _Maker:
             if written != num_samples:
                 found = f"{written:,}" if written < num_samples else "more"
                 raise ConvertError(
-                    f"array {name!r}: expected {num_samples:,} rows, as split {split!r} has samples, found {found} rows"
+                    f"array {name!r}: expected a row for each of the {num_samples:,} samples of the split {split!r}, "
+                    f"found {found} rows"
                 )
             return writer.finish()
         except BaseException:

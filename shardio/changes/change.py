@@ -48,11 +48,13 @@ def change(
     """Makes a new set in `new` from the set in `out`, rewriting no pixels. Returns a report. Steps run in this order.
 
     - `keep` or `drop`: samples to keep or drop; `drop=Selection()` drops each split named by `split`
-    - `labels`: a CSV or parquet file with the columns `key` and `label`, or a mapping of keys
-    - `classes`: "used", "new" (names in `labels`), or all classes in order
+    - `labels`: new labels (a class by name or number): a CSV or parquet file with the columns `key` and `label`, or a
+      mapping of keys to labels. Other samples keep their labels
+    - `classes`: the names of all classes in order; or "used": only classes with samples; or "new": the old classes,
+      then new names in `labels`
     - `arrays`: by name, an NPY file, an array or blocks of rows; an old array of the same name is replaced. The array
       "labels", float32, replaces all labels
-    - `kinds`: the kind of each array that is not an "array"; see `ArrayKind`
+    - `kinds`: {name: "mask"} for arrays with a value for each pixel; see `ArrayKind`
     - `array_keys`: the keys of the arrays' rows, as in `Selection(listed=...)`, if they are in another order
     - `split`: the splits to change, by default all; the others stay. Arrays go into one split.
 
@@ -66,7 +68,7 @@ def change(
             "`drop=`, `labels=`, `classes=` or `arrays=`; found none"
         )
     if arrays is None and (kinds or array_keys is not None):
-        raise ValueError("`kinds` and `array_keys` (`--array-keys`) describe arrays, and no arrays were given")
+        raise ValueError("`kinds` and `array_keys` (`--array-keys`) need `arrays` (`--array`): no arrays were given")
     parent = open_parent(out)
     target = check_target(new, [parent])
     splits = [split] if isinstance(split, str) else list(parent.manifest.splits if split is None else split)
@@ -114,7 +116,8 @@ def _num_relabeled(before: Draft, after: Draft, split: str) -> int:
 
 
 def _select(parent: Parent, splits: Sequence[str], selection: Selection, *, drop: bool, named: bool) -> Draft:
-    """Returns a draft with only the selected samples of `splits`; with `drop`, without the selected samples."""
+    """Returns a draft with only the selected samples of `splits`; with `drop`, without the selected samples. `named`:
+    whether the caller has named the splits. Only then may `drop` without a condition drop whole splits."""
     draft, storage = parent.draft, FolderStorage(parent.folder)
     if selection.is_all and not (drop and named):
         raise ValueError(
@@ -129,7 +132,8 @@ def _select(parent: Parent, splits: Sequence[str], selection: Selection, *, drop
         there = {key for name in splits for key in draft.splits[name].keys}
         if missing := sorted(selection.listed - there):
             raise ConvertError(
-                f"{len(missing):,} of {len(selection.listed):,} listed keys belong to no sample: {some_keys(missing)}"
+                f"{len(missing):,} of {len(selection.listed):,} listed keys belong to no sample: {some_keys(missing)}. "
+                "`shardio find` prints the keys of a set"
             )
     made = dict(draft.splits)
     for name in splits:
@@ -145,7 +149,7 @@ def _select(parent: Parent, splits: Sequence[str], selection: Selection, *, drop
             "from Python `split=`. To drop the whole split, give only `--drop` and `--split`"
         )
     if not made:
-        raise ConvertError("no sample is left in any split")
+        raise ConvertError("no sample is left in any split: drop fewer splits by `--split`, from Python `split=`")
     return replace(draft, splits=made)
 
 
@@ -184,13 +188,16 @@ def _match_keys(split: SplitDraft, keys: list[bytes]) -> NDArray[np.int64]:
     rows = {key: row for row, key in enumerate(keys)}
     if len(rows) < len(keys):
         twice = [key for row, key in enumerate(keys) if rows[key] != row]
-        raise SourceError(f"keys: expected each key once, found {len(twice):,} repeated keys: {some_keys(twice)}")
+        raise SourceError(
+            f"`array_keys` (`--array-keys`): expected each key once, found {len(twice):,} repeated keys: "
+            f"{some_keys(twice)}: leave out their rows, in the keys and in the arrays"
+        )
     samples = split.keys
     if missing := [key for key in samples if key not in rows]:
         raise SourceError(
-            f"keys: expected a key for every sample, found none for {len(missing):,} of {len(samples):,} samples: "
-            f"{some_keys(missing)}. The first given key is {some_keys(keys[:1]) or 'none'}. `--keep --list` keeps only "
-            "the samples with the listed keys"
+            f"`array_keys` (`--array-keys`): expected a key for every sample, found none for {len(missing):,} of "
+            f"{len(samples):,} samples: {some_keys(missing)}. The first given key is {some_keys(keys[:1]) or 'none'}. "
+            "Add the missing rows, or keep only the samples that have rows, by `--keep --list`"
         )
     return np.fromiter((rows[key] for key in samples), np.int64, len(samples))
 
@@ -198,7 +205,8 @@ def _match_keys(split: SplitDraft, keys: list[bytes]) -> NDArray[np.int64]:
 def _rows_of(
     where: str, source: Values, expected: int, order: NDArray[np.int64] | None
 ) -> tuple[RowType, Iterable[NDArray[Any]]]:
-    """Returns (type of an array's rows, blocks of rows in the order of the samples). Errors begin with `where`."""
+    """Returns (type of an array's rows, blocks of rows in the order of the samples). Errors begin with `where`.
+    `expected` is the right number of rows. `order` has the row of each sample; None: row i is of sample i."""
     values = ArrayFile(Path(where)) if isinstance(source, (str, os.PathLike)) else source
     if isinstance(values, (np.ndarray, ArrayFile)):
         row = _row_type(where, values)

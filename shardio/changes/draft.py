@@ -45,12 +45,12 @@ class OldFile(Generic[AnyEntry]):
 
 
 class UsedShards(NamedTuple):
-    """The shards that have samples, and the row of each sample in these shards. Other shards are dropped."""
+    """The shards that have samples. `order` has the row of each sample in them; None if sample i is in row i."""
 
     shards: tuple[OldFile[ShardEntry], ...]
     order: NDArray[np.int64] | None
     rows: NDArray[np.bool_] | None
-    """A mask of the old stored rows that are in these shards; None if all rows are."""
+    """A mask of the old stored rows: which are in these shards. None if all are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +184,7 @@ class Draft:
     """The rejects.jsonl files of the old sets. The rejects.jsonl of the new set has the lines of all these files."""
 
     def with_classes(self, classes: Sequence[str]) -> Draft:
-        """Returns a draft with exactly `classes`; samples keep the names of their classes, and get their new numbers.
+        """Returns a draft with exactly `classes`. Each label becomes the number that its class has in `classes`.
 
         Raises ConvertError if a sample has another class.
         """
@@ -222,7 +222,7 @@ def check_arrays(draft: Draft) -> None:
                     f"{other!r}: choose another name"
                 )
             if (same := seen.setdefault(array.lower(), array)) != array:
-                raise ConvertError(f"arrays {same!r} and {array!r}: names must differ in more than case")
+                raise ConvertError(f"arrays {same!r} and {array!r}: names must differ in more than case: rename one")
             if not is_safe_name(array_shard_name(name, array, 999_999)):
                 raise ConvertError(
                     f"array {array!r} of the split {name!r}: file names may have at most 200 characters, found "

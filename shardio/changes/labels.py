@@ -41,7 +41,7 @@ class Assignment:
     where: str = "labels"
 
     def describe(self) -> dict[str, Any]:
-        """Returns the sha256 and the number of the labels, for a provenance."""
+        """Returns {"sha256": ..., "count": ...} of the labels, for the manifest's provenance."""
         parts = (part for key in sorted(self.labels) for part in (key, os.fsencode(str(self.labels[key]))))
         return {"sha256": hash_of(parts), "count": len(self.labels)}
 
@@ -129,7 +129,8 @@ def _csv_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]
                 if not row:
                     continue  # an empty line
                 if len(row) != len(header):
-                    raise csv.Error(f"expected {len(header)} cells, as in the first line, found {len(row)} cells")
+                    expected = f"expected {len(header)} cells, as in the first line, found {len(row)} cells"
+                    raise csv.Error(f'{expected}: put cells that have commas into quotes, as in "a, b"')
                 yield f"line {reader.line_num}", row[key].encode("utf-8", "surrogateescape"), row[label].strip()
         except csv.Error as error:
             raise SourceError(f"{path}, line {reader.line_num}: {error}") from None
@@ -152,7 +153,8 @@ def _parquet_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, N
 
 
 def _values(path: Path, column: Any, kinds: str, expected: str) -> Any:
-    """Returns a parquet column, without its dictionary, if the whole name of its type matches the pattern `kinds`."""
+    """Returns a parquet column, decoded if it has a dictionary. Raises SourceError, which says what was `expected`,
+    unless the name of its type matches the pattern `kinds`."""
     if str(column.type).startswith("dictionary"):
         column = column.cast(column.type.value_type)
     if not re.fullmatch(kinds, str(column.type)):

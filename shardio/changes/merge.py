@@ -27,7 +27,7 @@ _MOST_COMPARED = 1000
 
 
 def _plan(drafts: Sequence[Draft], names: Sequence[str], *, only_common: bool, same_keys: bool) -> Draft:
-    """Returns the draft of the merged set, or raises ConvertError. `names` are the names of the sets in errors."""
+    """Returns the draft of the merged set, or raises ConvertError, which calls the sets by `names`. See `merge`."""
     first = drafts[0]
     for draft, name in zip(drafts, names, strict=True):
         if draft.pixels != first.pixels:
@@ -39,7 +39,7 @@ def _plan(drafts: Sequence[Draft], names: Sequence[str], *, only_common: bool, s
         if draft.sample_shape != first.sample_shape:
             raise ConvertError(
                 f"{name}: expected samples of {first.sample_shape or 'no pixels'}, as in {names[0]}, found samples of "
-                f"{draft.sample_shape or 'no pixels'}: convert one of the two sets again"
+                f"{draft.sample_shape or 'no pixels'}: convert one of the two sets again, with the size of the other"
             )
     drafts = _with_one_list_of_classes(drafts, names)
     splits: dict[str, SplitDraft] = {}
@@ -111,7 +111,8 @@ def _merge_split(
 
 
 def _common(split: str, having: Sequence[tuple[SplitDraft, str]], only_common: bool) -> list[str]:
-    """Returns the arrays that all sets have, with the same type. Raises ConvertError unless `only_common`."""
+    """Returns the names of the arrays that the split has in all sets, with the same type. Raises ConvertError if a set
+    has others, unless `only_common`. `having` are (draft of the split, name of the set)."""
     types = [
         {name: f"{name} ({one.kind} of {one.row.dtype} {one.row.shape})" for name, one in part.arrays.items()}
         for part, _ in having
