@@ -93,7 +93,7 @@ def view(
         raise click.UsageError("--augmented and --against exclude each other: give one of them")
     shards = open_shards(out, split)
     if per_class is not None and not shards.content.index.has_label:
-        raise ValueError("--per-class needs labels, and the split has none")
+        raise ValueError("--per-class needs labels, and the split has none: leave it out")
     matching = chosen = selection.samples(shards.index, shards, shards.numbers)
     if damaged and len(matching):
         files = {entry.file for entry in shards.content.files}
@@ -126,7 +126,7 @@ def _drawn(
     count: int,
     per_class: int | None,
 ) -> NDArray[np.int64]:
-    """Returns random samples of `there`: `count` in all, or with `per_class` or `classes`, that many of each class."""
+    """Returns random samples of `there`: `count` in all, `count` of each of `classes`, or `per_class` of each class."""
     import numpy as np
 
     from shardio.sets.selection import find_labels
@@ -145,7 +145,7 @@ def _drawn(
 def _augmented(
     shards: ShardSet, chosen: NDArray[np.int64], pictures: Pictures, chain: str, draws: int, seed: int
 ) -> Iterator[Column]:
-    """Yields the augmented pictures of all samples, and their captions, for each view of the epochs 0 to draws - 1."""
+    """Yields the augmented pictures of the samples `chosen`, and captions, for each view of epochs 0 to `draws` - 1."""
     import numpy as np
     import torch
 

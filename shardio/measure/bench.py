@@ -218,7 +218,7 @@ def _measure(
     lead: int,
     device: torch.device,
 ) -> None:
-    """Measures `steps` in the round `number`, and appends the results to `speed`.
+    """Measures the steps that `steps` returns for a seed in the round `number`, and appends the results to `speed`.
 
     A first pass counts the steps that fit in `seconds`; a second pass measures the same number of steps. With `again`,
     both passes have the same seed, so they read the same samples. The first `lead` steps of a pass touch the buffers

@@ -82,7 +82,7 @@ LabelCounts = dict[int, tuple[int, ...]]
 
 
 def count_labels(labels: Sequence[NDArray[np.int64]], num_classes: int) -> LabelCounts:
-    """Returns the counts of each class and each other label. `labels` has an array per split."""
+    """Returns counts of the classes 0 to `num_classes` - 1, and of other labels. `labels` has those of each split."""
     found = [np.unique(some, return_counts=True) for some in labels]
     known = np.unique(np.concatenate([np.arange(num_classes), *(values for values, _ in found)]))
     table = np.zeros((len(known), len(labels)), np.int64)
@@ -104,7 +104,7 @@ class ResizeLoss:
 
 
 def measure_loss(widths: NDArray[Any], heights: NDArray[Any], size: tuple[int, int], fit: str) -> ResizeLoss | None:
-    """Returns the loss if pictures of these sizes become samples of `size` (height, width) by `fit`.
+    """Returns the loss if pictures of these sizes become samples of `size` (height, width) by `fit`, as in `convert`.
 
     Returns None if `widths` is empty.
     """
@@ -122,7 +122,8 @@ def measure_loss(widths: NDArray[Any], heights: NDArray[Any], size: tuple[int, i
 
 @dataclass(frozen=True)
 class SplitOverview:
-    """The numbers of a split. `widths`, `heights`, `aspects` are of the original images; None if sizes are unknown."""
+    """The numbers of a split. `widths`, `heights`, `aspects` are of the original images; None if sizes are unknown.
+    `per_class` counts classes by their number of samples; None without integer labels."""
 
     name: str
     num_samples: int

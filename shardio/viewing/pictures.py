@@ -55,7 +55,7 @@ def read_pictures(shards: ShardSet, indices: NDArray[np.int64], *, check: bool =
 
 
 def check_crc32(shards: ShardSet, name: str, index: int, row: NDArray[Any], expected: int) -> None:
-    """Raises FormatError unless `row`, a sample's pixels ("") or value of the array `name`, has this crc32."""
+    """Raises FormatError unless `row` has this crc32: a sample's value of the array `name`, or pixels if that is ""."""
     if (found := crc32(row)) != expected:
         path = shards.path_of(shards.locate_one(name, index)[0])
         raise FormatError(
@@ -65,7 +65,7 @@ def check_crc32(shards: ShardSet, name: str, index: int, row: NDArray[Any], expe
 
 
 NO_LABEL = int(np.iinfo(np.int64).min)
-"""Label in this module of samples that have no label, or a label that is not an integer."""
+"""The label, in this room, of samples that have no label, or a label that is not an integer."""
 
 
 def labels_for_page(shards: ShardSet) -> NDArray[np.int64]:

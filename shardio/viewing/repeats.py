@@ -89,9 +89,9 @@ def hash_picture(image: Image.Image) -> int:
 
 
 def find_repeats(samples: AllSamples, numbers: NDArray[np.int64], hashes: NDArray[np.uint64]) -> Repeats:
-    """Returns the repeats in a set. Pictures that look alike are found among the samples `numbers`.
+    """Returns the repeats in a set. Equal pictures are searched for among all samples.
 
-    `hashes` has the dHash of the picture of each of these samples.
+    Pictures that look alike are searched for among the samples `numbers`. `hashes` has the dHash of each of these.
     """
     equal, left_equal = _find_equal(samples)
     duplicates = [number for group in equal for number in group[1:]]
@@ -146,7 +146,8 @@ def _find_equal(samples: AllSamples) -> tuple[list[list[int]], int]:
 def _find_alike(
     samples: AllSamples, numbers: NDArray[np.int64], hashes: NDArray[np.uint64], duplicates: list[int]
 ) -> tuple[list[list[int]], int]:
-    """Returns (groups of samples that look alike, without `duplicates`; number of pairs that were not compared)."""
+    """Returns (groups of the samples `numbers` that look alike, without the samples `duplicates`; number of pairs that
+    were not compared). `hashes` has the dHash of each sample in `numbers`."""
     bits = _count_bits(hashes)
     wanted = (bits >= _MIN_BITS) & (bits <= 64 - _MIN_BITS) & ~np.isin(numbers, np.array(duplicates, np.int64))
     numbers, hashes = numbers[wanted], hashes[wanted]
