@@ -27,7 +27,7 @@ _MOST_COMPARED = 1000
 
 
 def _plan(drafts: Sequence[Draft], names: Sequence[str], *, only_common: bool, same_keys: bool) -> Draft:
-    """Returns the draft of the merged set, or raises ConvertError, which calls the sets by `names`. See `merge`."""
+    """Returns the draft of the merged set, or raises ConvertError: see `merge`. Errors call the sets by `names`."""
     first = drafts[0]
     for draft, name in zip(drafts, names, strict=True):
         if draft.pixels != first.pixels:

@@ -1,7 +1,7 @@
 """Scans SRC and returns its Collection, with the labels, splits, columns and masks that the options describe.
 
-The kind of storage is detected only by unambiguous signs: the names of ImageNet's archives, Kaggle's folders, the first
-bytes of a file, the suffix .parquet. Every other folder is a tree, and may have any files next to its class folders.
+The kind of storage is detected only by unambiguous signs: names that a copy of ImageNet has, the first bytes of a file,
+or archives, parquet or NPY files without images next to them. Every other folder is a tree, and may have other files.
 """
 
 from __future__ import annotations

@@ -164,8 +164,8 @@ class Pool:
         return self._executor.submit(call, *arguments)
 
     def do_alone(self, task: ShardTask, number: int, terms: Terms) -> ShardRecord:
-        """Does a task, row `number` of the run file, that ran when the pool broke, while no other task runs. Raises
-        BrokenExecutor if it cannot."""
+        """Does a task that was running when the pool broke, while no other task runs. `number` is its row in the run
+        file. Raises BrokenExecutor if it cannot."""
         raise BrokenExecutor("the pool cannot be started again.")
 
     def forget(self, future: Future[ShardRecord]) -> None:

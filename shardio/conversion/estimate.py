@@ -52,8 +52,8 @@ class Estimate:
     nbytes_as: Mapping[str, int]
     """`nbytes` for each value of `pixels` that suits the samples' size; empty if samples have no pixels."""
     spool_nbytes: int
-    """Approximate size of the copies of images that a conversion from parquet keeps until the set is published; 0 for
-    other kinds of storage."""
+    """Approximate size of the copies of images or arrays that a conversion from parquet files or compressed NPZ files
+    keeps until the set is published; 0 for other kinds of storage."""
     free_nbytes: int | None
     """Free bytes on the filesystem of OUT; None without OUT."""
     facts: Mapping[str, int]
@@ -69,8 +69,8 @@ class Estimate:
     """The refused sources that the conversion would accept, as a count or a share."""
     workers: int
     images_per_second: float
-    """The rate of all workers together. It leaves out writing, which happens at the same time, and copying out of
-    parquet files."""
+    """The rate of all workers together. It leaves out writing, which happens at the same time, and the copying that
+    `spool_nbytes` is about."""
     seconds: float
     """The duration of the conversion at this rate."""
 

@@ -54,7 +54,7 @@ class Progress:
     refused: int
     total: int
     spooled: int = 0
-    """Sources copied out of parquet files. Copying ends before the first source is converted."""
+    """Sources copied out of parquet or NPZ files. Copying ends before the first source is converted."""
     kept: int = 0
     """Sources in shards that earlier calls finished. `done` includes them before this call converts a source."""
     notes: tuple[str, ...] = field(default=(), compare=False)

@@ -274,7 +274,7 @@ def describe(scanned: Scanned, labels: Mapping[str, NDArray[np.int64]] | None = 
 
 
 def _describe_val(labels: Mapping[str, NDArray[np.int64]], classes: Sequence[str]) -> Iterator[str]:
-    """Yields in words the share of all samples, and of each class, in val, and the classes that train or val lacks."""
+    """Yields in words how much of all samples, and of each class, is in val, and which classes train or val lacks."""
     counts = [np.bincount(labels[name].reshape(-1), minlength=len(classes)).tolist() for name in ("train", "val")]
     found = zip(classes, *counts, strict=True)
     shares = {name: val / (train + val) for name, train, val in found if train + val}

@@ -147,7 +147,7 @@ def _stem(archive: str) -> str:
 
 
 def _unwrapped(archive: str, names: Mapping[str, Place]) -> Mapping[str, Place]:
-    """Returns `names`, paths in an archive, without folders that hold all images; splits and an only class stay."""
+    """Returns `names` without folders that hold all images. A folder that is a split or the only class stays."""
     while len(tops := {name.partition("/")[0] for name in names}) == 1 and all("/" in name for name in names):
         (top,) = tops
         # 0/f/3: levels of folders that are made from the digits of an id.

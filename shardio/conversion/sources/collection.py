@@ -95,8 +95,8 @@ class DatasetItem(NamedTuple):
 
 
 def cut(stem: str, where: str) -> re.Match[str] | None:
-    """Returns the match of `where` (ENDING, FOLDER/ENDING or FOLDER/) in `stem`, a path without suffix; or None. Its
-    groups are the path above FOLDER, or above the name, perhaps None, and the path between FOLDER and ENDING."""
+    """Returns the match of `where` (ENDING, FOLDER/ENDING or FOLDER/) in `stem`, a path without suffix; or None. Group
+    1 is the path above FOLDER (or above the file's name), or None; group 2 is the path between FOLDER and ENDING."""
     folder, ending = os.path.split(where)
     return re.fullmatch(rf"(.*/)?{re.escape(os.path.join(folder, ''))}(.*){re.escape(ending)}", stem, re.DOTALL)
 

@@ -260,7 +260,7 @@ def _find_arrays(item: Any, where: str, declared: tuple[ArraySpec, ...]) -> tupl
 
 
 def _parts(item: Any, where: str, has_pixels: bool, arrays: Sequence[str]) -> tuple[Any, Any, Mapping[str, Any]]:
-    """Returns (image, label, all values by name). The image is None unless `has_pixels`; a missing label is None."""
+    """Returns (image, None unless `has_pixels`; label or None; all values by name). `arrays`: names of arrays."""
     if not has_pixels:
         values = item if isinstance(item, Mapping) else {ARRAY: item}
         return None, values.get(label_name(values, f"{where}: ")), values

@@ -208,7 +208,7 @@ class Layout:
 
     @cached_property
     def may_be_classes(self) -> bool:
-        """Whether the folders may be classes: also folders of splits with words of their own, as in training_fake."""
+        """Whether the folders may be classes, also with names of splits or roles and other words: training_fake."""
         if self.others in ("", "dates"):
             kinds = set(map(kind_of, self.full)) if self.gray or len(self.full) == 1 else {""}
             are_roles = kinds <= {"images", "masks", "pair"} and kinds != {"pair"}

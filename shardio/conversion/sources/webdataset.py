@@ -88,7 +88,7 @@ def list_webdataset(
 
 
 class _Tars(Listing):
-    """A Listing of the samples in tars. `where` of each sample is the name of its tar."""
+    """A Listing of the samples in archives. `where` of each sample is the path of its archive in SRC."""
 
     def key(self, split: str, one: Found, name: str, again: bool) -> bytes:
         tar, rest = one.where, os.fsdecode(one.key)
@@ -246,7 +246,7 @@ def _read_label(path: Path, name: str, extent: Extent) -> bytes:
 
 
 def _contents(path: Path, file: bytes, ignored: Ignored) -> Iterator[tuple[str, Extent, Callable[[], bytes]]]:
-    """Yields (name, place, function that returns the content) of each file in an archive. `file`: `Extent.file`."""
+    """Yields (name, place, function that returns the content) per file in an archive. `file` becomes `Extent.file`."""
     # Non-blocking, so that a FIFO does not stop us for ever.
     with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as opened:
         is_zip = opened.read(len(ZIP_MAGIC)) == ZIP_MAGIC
