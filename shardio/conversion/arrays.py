@@ -117,7 +117,7 @@ def declare(
 
 
 def label_name(names: Iterable[str], where: str = "") -> str:
-    """Returns "label" or "labels", whichever is in `names`; "" if neither. Both raise ValueError: `where` begins it."""
+    """Returns "label" or "labels", if in `names`, or "". Raises ValueError, which begins with `where`, for both."""
     found = [name for name in names if name in ("label", LABELS_NAME)]
     if len(found) > 1:
         raise ValueError(f"{where}expected labels under one name, found {found[0]!r} and {found[1]!r}: drop one")

@@ -236,7 +236,7 @@ class ConvertOptions:
         return described
 
     def as_described(self, values: Mapping[str, Any]) -> "ConvertOptions":
-        """Returns these options with `values`, a result of `describe`, instead of their own. ValueError: invalid."""
+        """Returns these options with `values`, a result of `describe`, for their own. Raises ValueError for others."""
         try:
             # Manifests of older versions lack `pixels`.
             values = {name: getattr(ConvertOptions, name) for name in ("pixels", *_RARE)} | dict(values)

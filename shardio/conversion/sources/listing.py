@@ -240,7 +240,7 @@ class Listing:
 def hold_out(src: object, collection: Collection, share: float | None) -> Collection:
     """Returns the collection with about `share` (0 to 1) of its only split, train, moved into the split val.
 
-    A hash of the source's group, or else of its key, decides. None changes nothing. A SourceError begins with `src`.
+    A hash of the source's group, or else of its key, decides. With None, nothing changes. Errors begin with `src`.
     """
     if share is None and collection.groups:
         raise ValueError("`group_column` is only for `val`, which is missing: pass `val`, or leave `group_column` out")

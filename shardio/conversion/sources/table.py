@@ -282,10 +282,8 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
 
 
 def doubt_splits(src: Path, values: Mapping[str, Set[str]], split: str) -> None:
-    """Raises DoubtError if a column of few values may have splits. `values` has each column's values, by its name.
-
-    Either its name says so, or all of its words are splits, and not only `split` (train if that is "").
-    """
+    """Raises DoubtError if a column of few values may have splits: its name says so, or all words in it are splits, and
+    not only `split` (train if that is ""). `values` has each column's values, by its name."""
     for name, seen in ((name, seen) for name, seen in values.items() if len(seen) <= _MOST_SPLITS):
         plain = re.sub("[^a-z]", "", name.lower())
         is_named = not split and len(seen) > 1 and bool(_SPLIT_LIKE.fullmatch(plain))

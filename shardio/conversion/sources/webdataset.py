@@ -311,7 +311,8 @@ def _words(src: Path, archives: list[str]) -> dict[str, str]:
 
 
 def _by_word(told: Mapping[str, str], samples: list[Found]) -> dict[str, list[Found]]:
-    """Returns the samples by SRC's word for their split; all by "" unless each has one. `told`: by archive, or ""."""
+    """Returns the samples by SRC's word for their split: the word of their archive in `told`, or their first folder.
+    All are by "" unless each has such a word."""
     words = [(told[one.where] or os.fsdecode(one.key).partition("/")[0]).lower() for one in samples]
     if not all(map(known_split, words)):
         return {"": samples}
