@@ -64,7 +64,7 @@ class Progress:
 
 
 def _option(default: Any, help: str, *, metavar: str | None = None, least: int | None = None) -> Any:
-    """Returns the field of an option that the command line has, too. `least` is the minimum of a number."""
+    """Returns the field of an option that the command line has, too, with this `help`. `least` is its minimum."""
     return field(default=default, metadata={"help": help, "metavar": metavar, "least": least})
 
 

@@ -215,7 +215,7 @@ _HASHED = {
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Returns in words which values differ between two results of `describe`; "" if they are equal."""
+    """Returns in words which values differ between `there` and `here`, two results of `describe`; "" if none does."""
     parts = []
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):

@@ -181,7 +181,7 @@ class _Repair:
         self._entries = {entry.file: entry for entry in manifest.files}
 
     def run(self, on_progress: Callable[[int, int], None]) -> None:
-        """Makes all damaged files again: shards and arrays first, then the files made from their records."""
+        """Makes all damaged files again. Calls `on_progress` with (sources done, sources in total)."""
         wanted = {file: entry.sha256 for file, entry in self._entries.items() if file in self.damaged}
         tasks = [replace(task, wanted=wanted) for task in self.plan.tasks if self._is_concerned(task)]
         done, total = 0, sum(len(task.sources) for task in tasks)

@@ -289,7 +289,7 @@ def _describe_val(labels: Mapping[str, NDArray[np.int64]], classes: Sequence[str
 
 
 def describe_facts(facts: Mapping[str, int], sample: str = "") -> Iterator[str]:
-    """Yields in words how many pictures each of FACTS is true of. `sample`: a text added, such as " (of 9 tried)"."""
+    """Yields in words of how many pictures each of FACTS is true: `facts`. `sample` is added, as " (of 9 tried)"."""
     for fact, text in FACTS.items():
         if count := facts.get(fact):
             yield f"{counted(count, 'picture')} {text}{sample}"

@@ -88,7 +88,7 @@ class Fit:
         return Placement(resized, round((resized[0] - target_height) / 2), round((resized[1] - target_width) / 2))
 
     def count_enlarged(self, heights: NDArray[Any], widths: NDArray[Any]) -> dict[str, int]:
-        """Returns, of the pictures that are enlarged, {"enlarged": count, "stored": bytes, "own": bytes before}."""
+        """Returns {"enlarged": count, "stored": bytes, "own": bytes before} of the pictures that are enlarged."""
         sizes, counts = np.unique(heights.astype(np.int64) << 32 | widths, return_counts=True)
         placed = (self.placement(int(one >> 32), int(one & 0xFFFFFFFF)).resized for one in sizes)
         growth = np.array([height * width for height, width in placed]) / ((sizes >> 32) * (sizes & 0xFFFFFFFF))

@@ -242,7 +242,7 @@ class _File:
             raise DoubtError(self.path, f"expected one column with a label's name, found {listed(names)}", readings)
 
     def _look(self, file: Any, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Returns the values of columns in the first rows, without nulls, by the column's name. A column with only one
+        """Returns the values of the columns `names` in the first rows, without nulls, by name. A column with only one
         value there is read to its end, because rows may be sorted by it."""
         first = next(read_batches(self.path, file, names), None) if names else None
         seen = {name: [] if first is None else first.column(name).drop_null().to_pylist() for name in names}

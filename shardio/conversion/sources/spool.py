@@ -121,7 +121,7 @@ class ParquetOrigin(FileOrigin):
             out.commit()
 
     def _read_spool(self, where: bytes, number: int) -> tuple[bool, bytes | None]:
-        """Returns (whether the copy of a row is intact, the bytes of the row's image or None if it has no image)."""
+        """Returns (whether the copy of row `number` of the file `where` is intact, the row's image, None for none)."""
         path = self._spool_path(where)
         with naming(path), open_untrusted(path) as file:
             start = os.fstat(file.fileno()).st_size - _ENTRY.size * (self.files[where].num_rows - number)

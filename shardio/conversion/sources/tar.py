@@ -221,7 +221,7 @@ class _Header(tarfile.TarInfo):
 def _check_records(archive: Archive, offset: int, content: bytes, is_global: bool) -> None:
     """Raises SourceError for a damaged or unsupported record of an extended header, which tarfile would ignore.
 
-    A record is "LENGTH KEY=VALUE\\n".
+    A record in `content` is "LENGTH KEY=VALUE\\n". `offset` is the position of the header in the archive, for errors.
     """
     while content:
         match = re.match(rb"([1-9]\d{0,6}) ([^=]+)=", content)
