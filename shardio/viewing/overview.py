@@ -82,7 +82,7 @@ LabelCounts = dict[int, tuple[int, ...]]
 
 
 def count_labels(labels: Sequence[NDArray[np.int64]], num_classes: int) -> LabelCounts:
-    """Returns counts of the classes 0 to `num_classes` - 1, and of other labels. `labels` has those of each split."""
+    """Returns counts of the classes 0 to `num_classes` - 1, and of other labels. `labels` has each split's labels."""
     found = [np.unique(some, return_counts=True) for some in labels]
     known = np.unique(np.concatenate([np.arange(num_classes), *(values for values, _ in found)]))
     table = np.zeros((len(known), len(labels)), np.int64)

@@ -39,7 +39,7 @@ KINDS_OF_FOLDERS = ("tree", "arrays")
 # All rows of an index are as wide as the longest key. Names that people give are never so unequal.
 _MOST_PADDING_NBYTES = 256 << 20
 _MOST_PADDING = 15
-"""Padding may take this many times the bytes of the keys themselves, if that is more than the limit above."""
+"""Padding may take this many times the bytes of the keys themselves, if that is more than _MOST_PADDING_NBYTES."""
 
 _KEY_OF_VAL = b"shardio val"
 """The key of the hash in `hold_out`, so this hash differs from the hash that orders the samples."""
