@@ -16,13 +16,25 @@ HERE = Path(__file__).resolve().parents[1]
 
 
 def words_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields ("docstring" or "error", text) with the place in front."""
+    """Yields ("docstring" or "error", text) with the place and the signature in front."""
     place = path.relative_to(HERE)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
-            yield "docstring", f"{place}, {getattr(node, 'name', 'the module')}:\n{text}"
+            yield "docstring", f"{place}, {signature(node)}:\n{text}"
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and has_text(node.exc):
             yield "error", f"{place}:{node.lineno}:\n{ast.unparse(node.exc)}"
+
+
+def signature(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:
+    """Returns what a reader sees above and below a docstring: the arguments, or the fields and their docstrings."""
+    if isinstance(node, ast.FunctionDef):
+        return ast.unparse(ast.copy_location(ast.FunctionDef(**{**vars(node), "body": [], "decorator_list": []}), node))
+    if isinstance(node, ast.ClassDef):
+        fields = [part for part in node.body[1:] if isinstance(part, (ast.AnnAssign, ast.Expr))]
+        return "\n    ".join(
+            [f"class {node.name}({', '.join(map(ast.unparse, node.bases))})", *map(ast.unparse, fields)]
+        )
+    return "the module"
 
 
 def has_text(call: ast.Call) -> bool:

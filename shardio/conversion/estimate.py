@@ -99,7 +99,7 @@ def estimate(
     example if it cannot use `out`.
     """
     # The order of the samples decides about neither counts nor sizes, and hashing every key is slow.
-    options = ConvertOptions(**given, order="source")
+    options = replace(ConvertOptions(**given), order="source")
     workers = count_workers(options.workers)
     if out is not None:
         check_local(out, ConvertError, "a conversion needs a folder here")
