@@ -103,9 +103,9 @@ def refuse_options(names: Iterable[str]) -> NoReturn:
 
 
 def check_function(transform: object) -> None:
-    """Raises TypeError unless `transform` is None or can be called with a batch. Refuses a class of Transforms, and a
-    Transform that overrides `__call__`."""
-    if isinstance(transform, type) and issubclass(transform, Transform):
+    """Raises TypeError unless `transform` is None or can be called with a batch. Refuses every class, and a Transform
+    that overrides `__call__`."""
+    if isinstance(transform, type):
         raise TypeError(f"transform must not be a class; found {transform.__name__}: use {transform.__name__}(...)")
     if isinstance(transform, Transform) and type(transform).__call__ is not Transform.__call__:
         raise TypeError(

@@ -37,6 +37,7 @@ BEFORE_A_SET_IS_LOOKED_FOR: list[Refusal] = [
     ({"transform": 3}, TypeError, "transform"),
     ({"transform": {0: None}}, TypeError, "transform"),
     ({"transform": HorizontalFlip}, TypeError, r"HorizontalFlip\("),
+    ({"transform": torch.nn.Flatten}, TypeError, r"Flatten\("),
     *(({"check": value}, ValueError, "check") for value in ("all", None)),
     ({"arrays": "clip"}, TypeError, "arrays"),
     ({"arrays": [3]}, TypeError, "arrays"),
