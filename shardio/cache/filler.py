@@ -343,7 +343,7 @@ def take_names(cache: Path, status: os.stat_result, say: Callable[[str], object]
             if is_digest(path.parent.name) and os.path.samestat(path.lstat(), status):
                 path.unlink()
                 fsync_folder(path.parent)
-                say(f"{path}: its sha256 is wrong: removed; `shardio stage` copies it from the source")
+                say(f"{path}: is damaged: removed; `shardio stage` copies it from the source")
 
 
 def link_from_others(folder: FolderHandle, entries: Sequence[FileEntry]) -> dict[FileEntry, os.stat_result]:

@@ -346,7 +346,7 @@ def test_a_damaged_copy_of_a_node_is_named_there_and_mended_and_no_other_node_ha
     flip(copies[0] / "train-00003.npy", -1)
     nodes(src, caches)
     assert contents(copies[0]) == contents(copies[1]) == contents(src)
-    assert [text for text in said if text.startswith(f"{copies[0]}/train-00003.npy: its sha256 is wrong")]
+    assert [text for text in said if text.startswith(f"{copies[0]}/train-00003.npy: is damaged")]
 
 
 def test_blocks_of_a_file_that_others_lack_are_passed_on_after_the_file_is_finished(
