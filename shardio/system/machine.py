@@ -140,11 +140,12 @@ def is_shared(kind: str) -> bool:
 
 
 def public_name(host: str, interface: str = "") -> str:
-    """Returns `host`, or this machine's IPv4 address if `host` is its own name and stands for a loopback address here.
+    """Returns `host`, but an IPv4 address of this machine if `host` is a name that means a loopback address here.
 
-    The address is that of the network interface `interface` or, if that is "", of the only interface that has one.
+    The address is that of the network interface `interface`; with "", of the only interface that has an address. If
+    there is none or several, or if `host` is "localhost" or does not resolve, the result is `host`.
     """
-    if re.fullmatch("localhost|[0-9.]+|.*:.*", host) or not ipaddress.ip_address(own_address(host)).is_loopback:
+    if re.fullmatch("localhost|[0-9.]+|.*:.*", host) or not ipaddress.ip_address(own_address(host, "::")).is_loopback:
         return host
     found = list[str]()
     for name in [interface] if interface else [name for _, name in socket.if_nameindex() if name != "lo"]:
@@ -154,11 +155,11 @@ def public_name(host: str, interface: str = "") -> str:
     return found[0] if len(found) == 1 else host
 
 
-def own_address(host: str) -> str:
-    """Returns this machine's address on its way to `host`; "127.0.0.1" if there is none. Sends nothing to `host`."""
+def own_address(host: str, otherwise: str = "127.0.0.1") -> str:
+    """Returns this machine's address on its way to `host`; `otherwise` if there is none. Sends nothing to `host`."""
     with contextlib.suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind) as probe, contextlib.suppress(OSError):
                 probe.connect(address)
                 return str(probe.getsockname()[0]).partition("%")[0]
-    return "127.0.0.1"
+    return otherwise
