@@ -1,4 +1,4 @@
-"""The exceptions of shardio. Each is also a builtin, so code that knows nothing of shardio can catch it.
+"""The exceptions of shardio. Each is also a subclass of a builtin exception, for code that knows nothing of shardio.
 
 A caller's own mistakes (a wrong type, an index out of range) raise plain builtins. A ShardioError is about files: it
 names the file, the expected and the found value, and the way out.
@@ -81,7 +81,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def first_of(things: Sequence[T], most: int, text: Callable[[T], str] = str) -> str:
-    """Returns the first `most` of `things`, as `text` writes them, and the number of the rest: "a, b and 9 more"."""
+    """Returns the first `most` of `things`, made strings by `text`, and the number of the others: "a, b and 9 more"."""
     more = f" and {len(things) - most:,} more" if len(things) > most else ""
     return ", ".join(map(text, things[:most])) + more
 

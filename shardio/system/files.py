@@ -234,10 +234,13 @@ def is_temporary(name: str) -> bool:
 def alone_with(path: Path, *others: Path, only_looks: bool = False) -> Iterator[bool]:
     """Yields whether the temporary file `path` is abandoned: no process writes it. The block holds the file's lock.
 
-    A missing file is abandoned. A file of this machine is abandoned if its lock is free; on a filesystem without locks,
-    after a day or a reboot. A file of another machine, whose lock may be invisible here, is abandoned a day after the
-    last write to it and to `others`. With `only_looks`, the lock is shared, and permission to read is enough. Raises
-    OSError if this user may not open it, or FormatError if it is not a regular file.
+    - A missing file is abandoned.
+    - A file of this machine is abandoned if its lock is free; on a filesystem without locks, after a day or a reboot.
+    - A file of another machine, whose lock may be invisible here, is abandoned a day after the last write to it and to
+      `others`: paths that the same process writes to.
+
+    With `only_looks`, the lock is shared, and permission to read is enough. Raises OSError if this user may not open
+    the file, or FormatError if it is not a regular file.
     """
     locked: bool | None = True
     with contextlib.ExitStack() as stack:

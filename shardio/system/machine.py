@@ -87,7 +87,7 @@ def _cgroups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[Path,
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Returns the integers in lines such as `name 123` or `name: 123 kB`, by the first word (`name` or `name:`)."""
+    """Returns {first word: number} for lines such as `name 123` or `name: 123 kB`. The first word keeps its colon."""
     rows = (line.split() for line in path.read_text().splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdecimal()}
 

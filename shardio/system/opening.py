@@ -36,14 +36,15 @@ _LIMITS = {
 
 
 def limit_hint(code: int | None, text: object = "") -> str:
-    """Returns ": " and a remedy, to append to the text of an error, if its number `code` stands for a limit of the
-    system; "" for other errors, or if `text`, the error's text, names a limit already."""
+    """Returns ": " and a remedy, to append to an error's message, if the errno `code` means that a limit of the system
+    is reached. Returns "" otherwise, or if `text`, the error's message, already has the word "limit"."""
     return f": {_LIMITS[code]}" if code in _LIMITS and "limit" not in str(text) else ""
 
 
 @contextlib.contextmanager
 def naming(path: str | Path | FileAt) -> Iterator[None]:
-    """Adds `path`, which calls on descriptors do not know, and the `limit_hint` to an OSError raised in the block."""
+    """Adds `path`, which calls on descriptors do not know, and a `limit_hint` to the text of an OSError in the
+    block."""
     try:
         yield
     except OSError as error:
@@ -64,8 +65,9 @@ def owner_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def naming_owner(folder: Path, way_out: str) -> Iterator[None]:
-    """Adds who owns the folder, its permissions and `way_out` to a PermissionError about `folder`, a parent of it, or a
-    path that begins like `folder`. If the folder does not exist, the first parent that exists is named."""
+    """Adds the folder's owner, its permissions and the remedy `way_out` to a PermissionError in the block about
+    `folder`, a parent of it, or a path that begins like it. If `folder` does not exist, names the first parent that
+    exists."""
     try:
         yield
     except PermissionError as error:
@@ -84,7 +86,7 @@ else:
 
 
 def open_folder(folder: str | os.PathLike[str], flags: int = 0) -> OpenFolder:
-    """Opens a folder, to sync or lock it. Returns an object that owns the descriptor.
+    """Opens a folder, to sync or lock it. Returns an object that owns the descriptor. `flags`: more flags of os.open.
 
     The object is a `select.epoll` (or kqueue), as FileIO refuses folders. It closes the descriptor when it is freed;
     use only its `fileno` and `close`. An interrupt cannot leave the descriptor open: see `open_file`.
@@ -98,8 +100,8 @@ class FolderHandle(contextlib.AbstractContextManager["FolderHandle"]):
     """An open folder. `handle / name` is a file in this very folder, wherever the folder's path leads later.
 
     Neither FolderHandle nor FileAt is os.PathLike, so a call that would look up the path again raises TypeError. The
-    constructor raises OSError if `path` is not a folder, or is a symbolic link and not to be followed. A folder behind
-    a link is opened for its files alone: it cannot be listed, and need not be readable.
+    constructor raises OSError if `path` is not a folder or, without `follow`, is a symbolic link. With `follow`, the
+    folder is opened for its files alone: it cannot be listed, and need not be readable.
     """
 
     def __init__(self, path: Path, *, follow: bool = False) -> None:
@@ -125,8 +127,8 @@ class FolderHandle(contextlib.AbstractContextManager["FolderHandle"]):
 
 @dataclass(frozen=True)
 class FileAt:
-    """The place of a file in an open folder; the file need not exist. As text it is the file's path, for messages. Its
-    methods are like a Path's."""
+    """The file `name` in an open folder; the file need not exist. str() of a FileAt is the file's path, for messages.
+    Its methods are like a Path's."""
 
     folder: FolderHandle
     name: str
@@ -199,11 +201,12 @@ def open_untrusted(
     way_out: str = "",
     sole_name: bool = False,
 ) -> OpenFile:
-    """Opens a regular file that another user may have replaced with anything. Never waits.
+    """Opens a regular file, with the `flags` of os.open, that another user may have replaced with anything. Never
+    waits.
 
-    Does not follow a symbolic link in the last component of `path`. Raises `refusal`, whose message ends with
-    `way_out`, unless the file is a regular file. With `sole_name`, needed for files that are written in place, also
-    raises it for a file with a second hard link, which may be another user's file. OSError passes through.
+    Does not follow a symbolic link in the last component of `path`. Raises the exception `refusal`, whose message ends
+    with `way_out`, unless the file is a regular file. With `sole_name`, needed for files that are written in place,
+    raises `refusal` also for a file with a second hard link, which may be another user's file. OSError passes through.
     """
 
     def refuse(found: str) -> ShardioError:
@@ -296,8 +299,8 @@ K = TypeVar("K")
 
 
 class Living(Generic[K]):
-    """A collection of the added objects that still exist. Thread safe. A freed object leaves it without running Python
-    code, in which an exception of a signal handler would be lost."""
+    """Weak references to objects: `all` returns the added objects that still exist. Thread safe. A freed object is
+    removed without running Python code, in which an exception of a signal handler would be lost."""
 
     def __init__(self) -> None:
         self._references: dict[weakref.ref[K], None] = {}
@@ -316,7 +319,8 @@ _asked: dict[int | None, str] = {}
 
 
 def last_asked(thread: int | None) -> str:
-    """Returns the path or name of the file that a thread has asked an OpenFiles for last; "" if there is none."""
+    """Returns the path or name that a thread (a `threading.get_ident()`) last requested from an OpenFiles; "" if
+    none."""
     return _asked.get(thread, "")
 
 

@@ -91,7 +91,7 @@ class BackgroundSync:
     def wrote(self, nbytes: int, sync: Callable[[], object]) -> None:
         """Counts `nbytes` written bytes. Calls `sync` in a thread once SYNC_NBYTES written bytes are not synced yet.
 
-        Does not call it while another sync is running. Before a call, raises the previous sync's error, if any.
+        Does not call `sync` while another sync is running. Before a call, raises the previous sync's error, if any.
         """
         self._unsynced_nbytes += nbytes
         if self._unsynced_nbytes >= SYNC_NBYTES and (self._syncing is None or self._syncing.is_over):
@@ -113,7 +113,7 @@ class BackgroundSync:
 
 @contextlib.contextmanager
 def synced_writes(path: Path | FileAt, descriptor: int) -> Iterator[Callable[[memoryview], None]]:
-    """Yields a function that writes the next bytes of the open file `path`, which a thread syncs now and then.
+    """Yields a function that writes bytes to `descriptor`, the open file `path`. A thread syncs the file now and then.
 
     When the `with` block ends, no sync is running. Each OSError names the file, including errors of a sync.
     """
@@ -156,8 +156,9 @@ class Attempts:
 
 
 def reading_failed(error: OSError, path: str | Path, what: str, offset: int, attempts: int, hint: str = "") -> OSError:
-    """Returns the OSError to raise after the last of `attempts` attempts to read `what`, such as "sample 5", at byte
-    `offset` of `path` failed with `error`. `hint` replaces the usual remedy."""
+    """Returns an OSError to raise, after `attempts` failed attempts, about a read of the file `path`. `error` is the
+    error of the last attempt. `what` names in words what was read from byte `offset` on, such as "sample 5". `hint` is
+    the remedy in the message; "" means the usual remedy."""
     hint = hint or "look into the kernel's log (dmesg) for the disk or server; `shardio verify` lists all damage"
     text = f"{error.strerror}: reading {what} at byte {offset} failed (attempts: {attempts}); {hint}"
     return OSError(error.errno, text, str(path))
@@ -180,7 +181,7 @@ def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def set_direct(descriptor: int, on: bool = True) -> None:
-    """Makes an open file bypass the page cache (O_DIRECT), or use it again if `on` is false.
+    """Makes an open file bypass the page cache (O_DIRECT) or, if `on` is false, use the page cache again.
 
     While it is bypassed, memory, offsets and lengths must be multiples of the disk's alignment. Raises OSError (EINVAL)
     if the filesystem or the system does not support O_DIRECT.

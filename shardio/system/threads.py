@@ -146,7 +146,8 @@ class DaemonThread(threading.Thread):
 
 
 class Ticker(DaemonThread):
-    """A thread that calls `tick` every `seconds`. Ends at `close`, or when `owner` is garbage collected."""
+    """A thread that calls `tick` every `seconds`. Ends at `close`, or when `owner` is freed: it does not keep `owner`
+    alive."""
 
     def __init__(self, owner: object, tick: Callable[[], object], seconds: float, name: str) -> None:
         self._ends: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -160,7 +161,8 @@ class Ticker(DaemonThread):
 
 
 def _tick(ends: queue.SimpleQueue[object], owner: object, tick: Callable[[], object], seconds: float) -> None:
-    """Calls `tick` every `seconds`, until `ends` has an item: `owner`, a weak reference, puts itself there."""
+    """Calls `tick` every `seconds`, until `ends` has an item. `owner` is a weak reference, which this frame keeps
+    alive: it puts itself into `ends` when its object is freed."""
     while True:
         with contextlib.suppress(queue.Empty):
             ends.get(timeout=seconds)
@@ -169,10 +171,10 @@ def _tick(ends: queue.SimpleQueue[object], owner: object, tick: Callable[[], obj
 
 
 def wait_while_running(threads: Iterable[DaemonThread]) -> list[DaemonThread]:
-    """Waits for the end of the threads, while any of them runs. Returns the threads that seem to wait for storage.
+    """Waits for the end of `threads`, as long as any of them makes progress. Returns the threads that have not ended.
 
-    These have neither run nor waited for a core for a second. Where the system does not count that, all threads that
-    have not ended after a second are returned.
+    These seem to wait for storage: none of them has run, or waited for a core, for a second. Where the system does not
+    count that, returns the threads that have not ended after a second.
     """
     left = list(threads)
     while left:
@@ -189,7 +191,7 @@ def wait_while_running(threads: Iterable[DaemonThread]) -> list[DaemonThread]:
 
 
 def core_seconds(thread: int | None) -> tuple[float, float]:
-    """Returns how many seconds a thread, named by its native id, has run, and waited for a core; zeros if unknown."""
+    """Returns how many seconds a thread has run, and waited for a core; zeros if unknown. `thread` is its native id."""
     try:
         with open_file(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY) as file:
             ran, waited, _ = file.read(100).split()
