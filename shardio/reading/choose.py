@@ -146,7 +146,7 @@ def alignment_of(shards: ShardSet) -> int | None:
 
 class SplitSource:
     """Opens a split, and makes the readers of its samples. To be used by one thread. Call `open` first: before, only
-    `num_samples`, `digest`, `stop` and `close` may be used. This class reads the set's folder; a subclass, a cache."""
+    `num_samples`, `digest`, `stop` and `close` may be used. The subclass CachedSplit reads a copy in a cache."""
 
     staging: dict[str, Any] | None = None
     """What `ShardLoader.stats` says about the copy in a cache."""

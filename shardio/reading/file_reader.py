@@ -50,8 +50,9 @@ _Span = tuple[int, int]
 def _open(
     layout: SplitLayout, folders: list[FolderHandle], entries: Mapping[str, FileEntry], direct: bool, name: str
 ) -> OpenFile:
-    """Opens the file `name` of the split, in the first of `folders`, if any. With `direct`, pixels and large arrays
-    bypass the page cache. Not a method, as the reader would then be in a reference cycle with its files."""
+    """Opens the file `name` of the split, whose entry is entries[name]: in folders[0], the split's open folder, or by
+    its path if `folders` is empty. With `direct`, pixels and large arrays bypass the page cache. Not a method, as the
+    reader would then be in a reference cycle with its files."""
     entry = entries[name]
     file = layout.open_file(entry, next(iter(folders), None))
     # Labels, orders and small arrays are few bytes, and read again in every epoch: through the page cache.
@@ -113,8 +114,8 @@ class FileReader(Reader):
     def _read_cells(
         self, table: StoredTable, rows: NDArray[np.int64], dtype: DTypeLike, start: int = 0
     ) -> NDArray[Any]:
-        """Returns the value of type `dtype` at byte `start` of each of the rows `rows` (numbers, int64). The table must
-        have exactly one file."""
+        """Returns a value of type `dtype` from each of the rows with the numbers `rows`, int64: the bytes from byte
+        `start` of the row on. The table must have exactly one file."""
         values = np.empty(len(rows), dtype)
         cells = as_rows(values)
         (entry,), nbytes = table.files, cells.shape[1]
@@ -158,7 +159,7 @@ class FileReader(Reader):
     def _read_distinct(
         self, table: StoredTable, stored: NDArray[np.int64], chosen: NDArray[np.int64], rows: NDArray[np.uint8]
     ) -> None:
-        """Reads the rows `stored` of the table, distinct and ascending row numbers, into rows[chosen]."""
+        """Reads the row number stored[i] of the table into rows[chosen[i]]. `stored` is distinct and ascending."""
         files, offsets = table.locate(stored)
         nbytes = table.row_nbytes
         detour = bool(nbytes % self._alignment or rows.ctypes.data % self._alignment) or not self._in_place
@@ -189,7 +190,7 @@ class FileReader(Reader):
         out: NDArray[np.uint8],
     ) -> list[_Span]:
         """Reads row i, at offsets[i] of file number files[i] of the table, into out[rows[i]], with one call per file.
-        After an error, the remaining rows of the file are not read. Returns these rows, as spans of one row each."""
+        After an error, does not read the other rows of the file. Returns a span (i, i + 1) for each row i not read."""
         left: list[_Span] = []
         nbytes = table.row_nbytes
         places = rows * nbytes
@@ -233,8 +234,8 @@ class FileReader(Reader):
         rows: Sequence[NDArray[np.uint8]] | NDArray[np.uint8],
         offsets: Sequence[int],
     ) -> None:
-        """Reads whole sectors into this thread's buffer, piece by piece, and copies the wanted bytes into `rows`. The
-        rows have one length. `offsets` are their offsets in the file, ascending."""
+        """Reads whole sectors of the file `entry` into this thread's buffer, piece by piece, and copies the bytes from
+        byte offsets[i] on into rows[i]. The rows have one length. `offsets` are ascending."""
         buffer, nbytes = self._detour_buffer(), len(rows[0])
         for piece in range(_sector_of(offsets[0], self._alignment), offsets[-1] + nbytes, len(buffer)):
             stop = min(piece + len(buffer), offsets[-1] + nbytes)
@@ -262,9 +263,10 @@ class FileReader(Reader):
         wanted: int,
         asked_for: int = 0,
     ) -> None:
-        """Reads at least `wanted` bytes of a file into the buffers, from byte `offset` on, and at most as many as they
-        hold. The offset, the buffers and their lengths must be aligned. Transient errors are retried for a second. Then
-        the error names the row at the byte that failed or, if that byte comes before `asked_for`, the row there."""
+        """Reads bytes of the file `entry`, from byte `offset` on, into `buffers`, one after the other: at least
+        `wanted` bytes, and at most as many as the buffers hold. The offset, the buffers and their lengths must be
+        aligned. Transient errors are retried for a second. Then the error names the row of `table` at the byte that
+        failed, or at byte `asked_for` if that comes later."""
         attempts: Attempts | None = None  # made when storage fails, which is seldom
         done = 0
         while done < wanted:
@@ -284,8 +286,8 @@ class FileReader(Reader):
     def _fill_some(
         self, entry: FileEntry, buffers: Sequence[NDArray[np.uint8]], offset: int, wanted: int, done: int
     ) -> int:
-        """Makes one request for the bytes after the first `done` bytes. Returns how many bytes were read, in whole
-        sectors. Raises FormatError if the file was truncated."""
+        """Makes one request for `_fill`, for the bytes after the first `done` bytes. Returns how many bytes were read,
+        in whole sectors. Raises FormatError if the file was truncated."""
         file = self._files.get(entry.file)
         try:
             count = os.preadv(file.fileno(), _behind(buffers, done), offset + done)

@@ -136,7 +136,8 @@ class SplitLayout:
         """Opens a file of the split, and checks it as `open_sound` does. Raises FormatError if it differs from the
         manifest. A file that was changed or replaced since it was opened first is hashed.
 
-        The file is that of the open `folder`, wherever its path leads now, or else the file at the path.
+        With `folder`, an open folder, the file is opened there first, even if the folder's path now leads elsewhere.
+        Without `folder`, or if that fails, the file at its path is opened.
         """
         if folder is not None:
             with contextlib.suppress(FormatError, OSError):  # the folder was emptied, or made anew on its server

@@ -64,8 +64,8 @@ class MappedTable(RowMapping):
         return stored + self._shifts[np.searchsorted(self.table.starts, stored, side="right") - 1]
 
     def lent(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Returns `numbers` of samples that a kernel may read in `rows` itself; None if samples must be copied, because
-        the table does not have all of them. Raises the errors of `stored`."""
+        """Returns the same as `numbers`, for a kernel that reads these samples in `rows` itself. Returns None if the
+        table does not have all of them yet, so they must be copied. Raises the errors of `stored`."""
         return self.numbers(indices)
 
     def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], lines: Places = None) -> None:
@@ -110,8 +110,8 @@ class MappedTable(RowMapping):
         return self.table.files[int(files[0])], int(offsets[0])
 
     def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], name: str = "") -> None:
-        """Copies the samples, and retries for a second. Then raises the last error. `copy(done)` copies the samples
-        after the first `done`, and returns how many it copied before the storage failed."""
+        """Copies the samples `indices`: copy(done) copies those after the first `done`, and returns how many it copied
+        before the storage failed. Retries for a second, then raises the error of `_failure`, which gets `name`."""
         attempts = Attempts()
         done = copy(0)
         while done < len(indices):
@@ -121,8 +121,9 @@ class MappedTable(RowMapping):
             done += copy(done)
 
     def _failure(self, sample: int, name: str, attempts: int) -> OSError:
-        """Returns the error for a sample that cannot be copied. Raises FormatError if the file was truncated. A page
-        that cannot be read gives no reason, so this reads the row from the file."""
+        """Returns the error for a sample that could not be copied in `attempts` attempts. `name` names a part of the
+        row; "" is the whole row. Raises FormatError if the file was truncated. A page that cannot be read gives no
+        reason, so this reads the row from the file."""
         entry, offset = self.locate_one(sample)
         what = f"the {name} of sample {sample}" if name else self.table.what(sample)
         path = self.path_of(entry)

@@ -23,10 +23,10 @@ SOURCE = "source"
 
 
 class MixedSet:
-    """The samples of several splits, numbered one split after the other. Has what a loader uses of ShardSet.
-
-    relabel[k][label] is the mixture's label for a label of split k; None keeps labels as they are stored. Thread
+    """The samples of several splits, numbered one split after the other. Has what a loader uses of ShardSet. Thread
     safe.
+
+    relabel[k][label] is the mixture's label for a label of split k. If relabel[k] is None, stored labels are kept.
     """
 
     def __init__(
@@ -145,8 +145,8 @@ class MixedReader(Reader):
         return max(reader.whole_lines for reader in self._readers)
 
     def read(self, request: Request, memory: BatchMemory, part: slice) -> None:
-        """Reads the samples at the positions request.order[part] of the batch: `request.order` sorts it by set, so a
-        part has samples of few sets. Each is still written to its own position in `memory`."""
+        """Reads the samples at the positions request.order[part] of the batch: `request.order` sorts the batch by set,
+        so a part has samples of few sets. Each sample is still written to its own position in `memory`."""
         assert request.order is not None
         numbers = request.order[part]
         indices = request.indices[numbers]

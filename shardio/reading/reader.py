@@ -134,8 +134,8 @@ class Reader:
     def make_pixels(
         self, request: Request, views: Views, numbers: NDArray[np.int64], indices: NDArray[np.int64]
     ) -> None:
-        """Makes the pixels of the batch at the positions `numbers` from windows of the samples `indices`. Reads a few
-        windows at a time, so they are still in the processor's caches when they are used."""
+        """Makes the pixels at the positions `numbers` of the batch, by `request.make`, from windows of the samples
+        `indices`. Reads a few windows at a time, so they are still in the processor's caches when they are used."""
         windows, make, halved = self._windows(request, numbers), request.make or _copy_images, self._halved is not None
         nbytes = nbytes_of(windows, request.channels, halved).cumsum()
         start = done = 0
@@ -318,8 +318,8 @@ class WrappingReader(Reader):
 class GuardedReader(WrappingReader):
     """Wraps a reader, and compares the crc32 of each sample with the stored crc32. Thread safe.
 
-    If they differ, `second` reads the sample again, another way, because a page in memory may be wrong. If they differ
-    again, `copy` raises FormatError. `close` closes both readers.
+    If they differ, the reader `second` reads the sample again, past the page cache if possible, as a page there may be
+    wrong. If they differ again, `copy` raises FormatError. `close` closes both readers.
     """
 
     def __init__(self, reader: Reader, shards: ShardSet, second: Reader) -> None:
@@ -362,7 +362,7 @@ class GuardedReader(WrappingReader):
 
 def wrong_row(shards: ShardSet, place: ShardSet | Storage, name: str, index: int, found: int) -> FormatError:
     """Returns the FormatError for the sample `index`, whose pixels (""), or value of the array `name`, have the wrong
-    crc32 `found` in `place`."""
+    crc32 `found`. `place` is the set or the storage that was read."""
     shard, offset = shards.locate_one(name, index)
     (key,) = shards.copy_column("key", np.array([index])).tolist()
     (expected,) = shards.copy_crc32s(name, np.array([index])).tolist()

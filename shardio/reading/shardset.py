@@ -245,8 +245,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         advise_random(self.mapped(name).rows)
 
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None, name: str = "") -> None:
-        """Asks the kernel to read samples, which must exist, into the page cache. Hardly waits. Reads the pixels, or
-        with `windows` only the lines that each window crosses, or the values of the array `name`."""
+        """Asks the kernel to read the pixels (""), or the array `name`, of samples, which must exist, into the page
+        cache. Hardly waits. With `windows`, only the lines of pixels that each window crosses are read."""
         distinct, first = np.unique(indices, return_index=True)  # ascending, as disks like it
         table = self.mapped(name)
         numbers = table.numbers(distinct)
@@ -281,10 +281,10 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         """Copies the samples `indices` (integers, one-dimensional), or a window of each sample, into `out`.
 
-        `out` is uint8 (len(indices), height, width, channels), C-contiguous. With `windows`, `out` has one dimension,
-        for one window after the other; or, if all windows have one size, the height and width of a window. Raises
-        IndexError, before anything is copied, if an index is negative or too large, or a window is not inside its
-        sample. Copying releases the GIL; threads may gather at the same time into different memory.
+        `out` is uint8 (len(indices), height, width, channels), C-contiguous. With `windows`, `out` is one-dimensional
+        and gets one window after the other; if all windows have one size, `out` may have a window's height and width
+        instead. Raises IndexError, before anything is copied, if an index is negative or too large, or a window is not
+        inside its sample. Copying releases the GIL; threads may gather at the same time into different memory.
 
         A failed read is retried for a second; then `gather` raises an OSError that names the sample, or FormatError if
         the file was truncated.
@@ -315,8 +315,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
                 done += nbytes
 
     def rows_of(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Returns copies of the stored rows of the pixels of samples, which must exist, uint8 (B, row_nbytes). The
-        crc32 in the index is that of a row. Raises the errors of `gather`."""
+        """Returns copies of the stored rows with the pixels of samples, which must exist, uint8 (B, row_nbytes). The
+        index has the crc32 of such a row. Raises the errors of `gather`."""
         rows = np.empty((len(indices), self.row_nbytes), np.uint8)
         self.mapped().copy(indices, rows)
         return rows
@@ -342,8 +342,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         self.mapped(name).copy(indices, as_rows(out))
 
     def copy_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Returns the stored crc32 of an array's value for each sample, or of the pixels (""), uint32. The array and
-        samples must exist."""
+        """Returns the stored crc32 of each sample's value of the array `name`, or of its pixels (""), uint32. The array
+        and the samples must exist."""
         if not name:
             return self.copy_column("crc32", indices)
         found = np.empty(len(indices), np.uint32)
@@ -351,8 +351,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return found
 
     def locate_one(self, name: str, sample: int) -> tuple[FileEntry, int]:
-        """Returns the file that holds a sample's value of the array `name`, or its pixels (""), and the value's
-        offset in the file."""
+        """Returns the entry of the file that has a sample's value of the array `name`, or its pixels (""), and the byte
+        offset of the value in the file."""
         table, stored = self.table_of(name), np.array([sample])
         if table.order is not None:
             self._mapped_of(table.order).copy(np.array([sample]), as_rows(stored))
@@ -375,7 +375,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         """Returns a copy of the labels of the samples `indices`, which must exist: int64 (B,), or float32 (B,) or (B,
         K). Raises ShardioError if the split has no labels, and the errors of `gather`."""
         if self.content.label_row is None:
-            raise ShardioError(f"{self.path}, {self.split}: expected a split with labels, found a split without labels")
+            raise ShardioError(f"{self.path}, {self.split}: expected labels, found none: choose another split or set")
         if self.content.index.has_label:
             return self.column_of("label", indices)
         return self.values_of(LABELS_NAME, indices)
