@@ -207,7 +207,8 @@ _KEYS = {"format", "format_version", "sample_shape", "classes", "splits", "prove
 
 
 def _file(value: object, where: str, more: Set[str] = frozenset(), optional: Set[str] = frozenset()) -> dict[str, Any]:
-    """Returns the fields of a file's entry: `file`, `nbytes` and `sha256`, which are checked, and the keys `more`."""
+    """Returns the fields of a file's entry, the JSON object `value` at the place `where`: the keys `file`, `nbytes` and
+    `sha256`, with checked values; and, unchecked, the other keys `more`, and those of `optional` that are there."""
     fields = parse.fields(value, where, _FILE_KEYS | more, optional)
     return fields | {
         "file": parse.name(fields["file"], f"{where}.file"),

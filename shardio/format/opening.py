@@ -68,9 +68,9 @@ def check_header(path: str | Path | FileAt, header: bytes, found: bytes) -> None
 def open_sound(path: str | Path | FileAt, entry: FileEntry, known: KnownFiles | None = None) -> OpenFile:
     """Opens a file by `open_checked`, and hashes it if it is an index, an order or checksums.
 
-    A file in `known` is hashed only if its state has changed, and then whatever it is, as another set may be there now.
-    `known` gets the new state. Raises FormatError if the sha256 is wrong, OSError if bytes cannot be read after several
-    attempts.
+    `known` has the state of each file that was opened before, by file name, and gets the state of this file. If a file
+    in `known` has another state now, it is hashed, whatever it is; otherwise it is not. Raises FormatError if the
+    sha256 is wrong, OSError if bytes cannot be read after several attempts.
     """
     file = open_checked(path, entry)
     known = {} if known is None else known

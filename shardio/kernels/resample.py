@@ -33,10 +33,10 @@ class Planes:
 
     - `memory`: uint8 (n,), C-contiguous; it may be a mapped file
     - `windows`: the window of each image; `channels`: the bytes of a pixel
-    - `places`: the first byte of each window, int64 (B,)
+    - `places`: the offset in `memory` of the first byte of each window, int64 (B,)
     - `stride`: the bytes from line to line; 0 if the lines of a window follow each other
-    - `halved`: whether the images are stored as yuv420. Then `windows` are whole images, `places` the first byte of
-      each image's row, `channels` is 3 and `stride` is 0. Kernels convert the images to RGB.
+    - `halved`: whether the images are stored as yuv420. Then `windows` are whole images, `places` the offsets of the
+      images' rows, `channels` is 3 and `stride` is 0. Kernels convert the images to RGB.
     """
 
     memory: NDArray[np.uint8]
@@ -90,11 +90,8 @@ class Planes:
         return Planes(self.memory, self.windows[some], self.channels, self.places[some], self.stride, self.halved)
 
     def copy_images(self, out: NDArray[np.uint8], lines: Places = None) -> None:
-        """Copies the images, whose windows must be whole images, to `out`, uint8 (B, height, width, channels); halved
-        images to `out[lines]`, if given.
-
-        Raises OSError if a page of a mapped file cannot be read.
-        """
+        """Copies the images to `out`, uint8 (B, height, width, channels), or halved images, with `lines`, to
+        `out[lines]`. The windows must be whole images. Raises OSError if a page of a mapped file cannot be read."""
         if self.halved:
             sides = self.windows.sides[:, 2:, None]
             axes = np.concatenate([sides * 0, sides * 0 + 1, sides * 0, sides], axis=2)

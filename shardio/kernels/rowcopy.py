@@ -50,7 +50,7 @@ class Rectangles(Generic[Number]):
 
     @classmethod
     def picked(cls: type[Some], several: Sequence[Some], numbers: NDArray[np.int64]) -> Some:
-        """Returns rectangles of which number i is that of `several[numbers[i]]`. `numbers` is int64 (B,)."""
+        """Returns rectangles of which number i is rectangle i of `several[numbers[i]]`. `numbers` is int64 (B,)."""
         sides = np.stack([each.sides for each in several])[numbers, np.arange(len(numbers))]
         return cls(*sides.T)
 

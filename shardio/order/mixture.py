@@ -31,8 +31,8 @@ Number = int | float | Fraction
 
 
 def passes_of(order: Order, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Returns how many whole passes over its set come before each position, int64: the epoch, unless the order is
-    endless. Returns None if a sample may come again before all others have come."""
+    """Returns how many whole passes over the set's samples come before each position, int64: `epoch`, unless the order
+    is endless. Returns None if a sample may come again before all others have come."""
     if isinstance(order, MixedOrder):
         sets, positions = order.locate(positions)
         orders = [component.order for component in order.components]

@@ -57,7 +57,7 @@ class Order(Protocol):
         """The number of positions in an epoch."""
 
     def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the sample index at each position, int64. Raises ValueError outside [0, num_samples)."""
+        """Returns the sample index at each position, int64. Raises ValueError for one outside [0, num_samples)."""
 
     @property
     def redraws(self) -> bool:
@@ -130,7 +130,7 @@ class BlockOrder:
             return positions + lacking * (positions >= end)
 
         def to_positions(slots: NDArray[np.int64]) -> NDArray[np.int64]:
-            """Returns how many samples come before each slot. Slots must be multiples of `size`."""
+            """Returns how many samples come before each of `slots`, which must be multiples of `size`."""
             return slots - lacking * (slots > end)
 
         # `longer` windows of `length` + 1 blocks, then windows of `length`.

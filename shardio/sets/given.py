@@ -259,8 +259,8 @@ def read_batches(path: Path, file: Any, columns: Sequence[str] | None = None) ->
 def read_group(path: Path, file: Any, group: int, columns: Sequence[str] | None, most_rows: int) -> Iterator[Any]:
     """Yields the rows of row group number `group` as RecordBatches of at most `most_rows` rows and about 64 MiB.
 
-    Raises SourceError before anything is unpacked if a page is larger than 512 MiB and twice its column in the file, or
-    if the rows of the file, or the lists of the row group, have far more values than the file has bytes.
+    Raises SourceError before anything is unpacked if a page is larger than 512 MiB and than twice its column in the
+    file; or if the rows of the file, or the lists of the row group, have far more values than the file has bytes.
     """
     metadata, largest = file.metadata, 1
     check_unpacked(path, metadata.num_rows * _OBJECT_NBYTES)

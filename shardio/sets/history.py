@@ -19,8 +19,8 @@ _LONGEST_VALUE = 40
 
 
 def describe_change(operation: str, arguments: Mapping[str, Any], parents: Sequence[Manifest]) -> dict[str, Any]:
-    """Returns the provenance of a set that the command `operation` makes from `parents`. `arguments` maps options to
-    values, but not to paths: equal changes give equal provenances."""
+    """Returns the provenance of a set that the command `operation` makes from the sets `parents`. `arguments` maps the
+    names of options to their values. It has no paths, so equal changes give equal provenances."""
     earlier: list[Any] = []
     conversions: list[Any] = []
     for parent in parents:

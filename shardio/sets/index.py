@@ -110,7 +110,8 @@ def check_range(numbers: NDArray[np.int64], stop: int, what: str, path: object) 
 
 
 def find_outside(numbers: NDArray[np.int64], stop: int, what: str) -> tuple[NDArray[np.int64], str]:
-    """Returns the positions of `numbers` not from 0 to `stop` - 1, and an error text about the first; "" if none."""
+    """Returns the positions of `numbers` outside of 0 to `stop` - 1, and an error text about the first of them, or "".
+    `what` names in the text what the numbers are."""
     wrong = np.flatnonzero((numbers < 0) | (numbers >= stop))
     text = f"sample {wrong[0]}: expected {what}, 0 to {stop - 1}, found {numbers[wrong[0]]}" if wrong.size else ""
     return wrong, text
@@ -142,7 +143,8 @@ def spread_of(values: NDArray[Any]) -> Spread | None:
 
 
 def spreads_of(rows: NDArray[np.void], numbers: Numbers) -> dict[str, Spread]:
-    """Returns the Spread of the source images' sizes, if the index `rows` has them, and of each array, by name."""
+    """Returns a Spread, by name, of the source images' widths, heights and ratios, as far as the index `rows` has them,
+    and of each array in `numbers`. Leaves out names without values."""
     widths, heights = rows["source_width"].astype(np.int64), rows["source_height"].astype(np.int64)
     known = (widths > 0) & (heights > 0)
     widths, heights = widths[known], heights[known]

@@ -72,8 +72,8 @@ def chosen_samples(num_samples: int, most: int | None = None) -> NDArray[np.int6
 def sum_levels(picture: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Returns sums over some lines of a picture, uint8 (height, width, channels), as int64 (4, channels).
 
-    The rows are 1, the number of values, their sum, and the sum of their squares. Pass the total over all pictures to
-    `levels_of`.
+    For each channel: the number of pictures (1), the number of values, their sum, and the sum of their squares. Pass
+    the total over all pictures to `levels_of`.
     """
     height, width, channels = picture.shape
     step = max(1, height // _NUM_LINES)

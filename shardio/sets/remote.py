@@ -214,7 +214,8 @@ class RemoteStorage:
         return data
 
     def _ask(self, method: str, *arguments: object, deadline: float | None, **options: object) -> Any:
-        """Calls a method of fsspec's filesystem. `deadline`, of time.monotonic, only holds for asynchronous ones."""
+        """Calls a method of fsspec's filesystem. `deadline`, of time.monotonic, counts if the filesystem is
+        asynchronous."""
         filesystem = _filesystem(self._url)
         if not getattr(filesystem, "async_impl", False):
             return getattr(filesystem, method)(*arguments, **options)

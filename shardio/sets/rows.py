@@ -137,7 +137,8 @@ class ArrayWriter:
 class RowsFile(AtomicFile):
     """A file that is written row by row, in order, and hashed meanwhile.
 
-    Its header is written first, for `expected` rows. With another number of rows, `seal` corrects it, and hashes again.
+    Its header is written first, for `expected` rows. If there are more or fewer, `seal` corrects it and hashes the
+    file.
     """
 
     def __init__(self, path: Path | FileAt, row: RowType, expected: int) -> None:

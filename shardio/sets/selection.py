@@ -58,9 +58,7 @@ class Condition:
         names = [*(name for name in rows.dtype.names or () if name != "key"), *numbers]
         if self.name not in names:
             hint = did_you_mean(self.name, names)
-            raise ValueError(
-                f"condition {self}: expected one of the numbers {', '.join(names)}, found {self.name!r}{hint}"
-            )
+            raise ValueError(f"condition {self}: expected a name, one of {', '.join(names)}, found {self.name!r}{hint}")
         values = numbers[self.name]() if self.name in numbers else rows[self.name]
         if values.dtype.kind == "f":
             values = values.astype(np.float64)  # or NumPy would round the number to float16 or float32
@@ -93,8 +91,8 @@ class HasClasses(Protocol):
 
 
 def find_labels(of: HasClasses, name: str | int) -> list[int]:
-    """Returns the labels of the class `name`, else of the classes with this readable name, else the label with this
-    number; [] if the set has none of these."""
+    """Returns the labels of the class `name`; without such a class, those of the classes with this readable name;
+    without any, the label with this number. Returns [] if the set has none of these."""
     if isinstance(name, str):
         if name in of.classes:
             return [of.classes.index(name)]
@@ -178,8 +176,9 @@ class Selection:
     def samples(self, rows: NDArray[np.void], of: HasClasses, numbers: Numbers) -> NDArray[np.int64]:
         """Returns the samples that match, int64: ascending, or in the order of `indices`.
 
-        `rows` is the split's index, `of` has the set's classes, and `numbers` the split's numbers. Raises ValueError if
-        the set lacks a class, number or sample of the conditions; SourceError if `indices` from a file do not fit.
+        `rows` is the split's index, `of` has the set's classes, and `numbers` a function that reads each array, by
+        name. Raises ValueError if the set lacks a class, number or sample of the conditions; SourceError if `indices`
+        in a file do not fit.
         """
         if self.indices is not None:
             return self._numbers(self.indices, len(rows))

@@ -374,7 +374,7 @@ def _described(
     problem: Problem, values: _Values, sums: _Sums, shard: ShardEntry | None, is_damaged: NDArray[np.bool_]
 ) -> Problem:
     """Returns `problem` with the damaged samples added. `is_damaged` is a mask of the rows of `sums`. `shard` is given
-    if `sums` has all rows of the shard whose crc32 is known."""
+    if `sums` has all rows of the shard whose crc32 is known: then the text also counts the other rows."""
     samples = np.sort(sums.samples[is_damaged & (sums.samples >= 0)])
     unused = sums.rows[is_damaged & (sums.samples < 0)]
     text = ""
