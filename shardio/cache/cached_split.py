@@ -52,7 +52,7 @@ _MOST_BATCHES = 1000
 
 class _StagedSplit:
     """The split `split` of the set in `storage`, and the set's copy under `lease`, which threads complete. The threads
-    stop when `owner`, a CachedSplit, is freed: nothing here refers to it."""
+    stop when `owner`, a CachedSplit, is freed: this object holds no reference to `owner`."""
 
     def __init__(self, owner: CachedSplit, storage: Storage, manifest: Manifest, split: str, lease: Lease) -> None:
         self.storage, self.manifest, self.split, self.lease = storage, manifest, split, lease
@@ -120,8 +120,8 @@ class _StagedSplit:
     def close(self) -> None:
         """Stops copying, waits for the threads, and ends the lease. May be called again, even after an interruption.
 
-        Does not wait for a thread that waits for the storage for over a second, nor if a finalizer calls this in a
-        copying thread. Such a thread ends the lease when it stops.
+        Does not wait for a thread that has been waiting for the storage for a second. Does not wait at all if a
+        finalizer calls this in a copying thread. Then the lease ends when the threads that are left stop.
         """
         self.stop()
         copies = threading.current_thread().name.startswith("shardio-stage")
@@ -230,7 +230,7 @@ class CopyReader(WrappingReader):
 class StorageReader(Reader):
     """Reads samples whose rows in the copy are damaged, from the storage.
 
-    If they have the right crc32 there, a thread verifies the whole copy, once, and copies damaged files again.
+    If the storage has the right crc32, a thread verifies the whole copy, once, and copies damaged files again.
     """
 
     name = "storage"
@@ -287,8 +287,8 @@ class CachedSplit(Finalized, SplitSource):
             raise
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
-        """Returns the set, once its index is copied. A thread copies the shards: first those that `batches`, arrays of
-        sample numbers, need first, unless there is a meeting."""
+        """Returns the split, once its index is copied. A thread copies the shards. Without a meeting, it begins with
+        the shards that `batches`, the sample numbers of each of the first batches, need first."""
         staged, lease, meeting = self._staged, self._staged.lease, self._meeting
         # All nodes copy in one order, and a node that has everything passes it on.
         order = _by_need(self._split, batches) if meeting is None else ()
@@ -370,7 +370,8 @@ def open_source(
     """Returns a source of the split of the set `path`, a folder or URL.
 
     With `cache`, a folder, the source is a CachedSplit, which copies together with the ranks of the Meeting that `meet`
-    returns, if any. Otherwise the set is read where it is; also, with a warning, if the cache cannot be made or locked.
+    returns, if any. Without `cache`, the source reads the set where it is. It does so too, with a warning, if the
+    system refuses to make or lock the cache, unless there is a Meeting or the set is at a URL.
     """
     if cache is None:
         return SplitSource(path, split, digest)

@@ -312,7 +312,8 @@ class CopyFiller:
                 break
 
     def _with_room(self, todo: Sequence[FileEntry], make: Callable[[Sequence[FileEntry]], R]) -> R:
-        """Returns make(todo). If the disk is full, evicts copies and calls `make` with what is left of `todo`."""
+        """Returns make(todo). If the disk is full, evicts copies and calls `make` with the unfinished files of
+        `todo`."""
         try:
             return make(todo)
         except OSError as error:
@@ -336,8 +337,8 @@ class CopyFiller:
 
 
 def take_names(cache: Path, status: os.stat_result, say: Callable[[str], object]) -> None:
-    """Removes the damaged file with the lstat `status` from all copies in `cache`, and passes a sentence about each to
-    `say`. Processes that have the file open still read it until their next epoch."""
+    """Removes the damaged file with the lstat `status` from all copies in `cache`. Calls `say` with a sentence about
+    each copy that had the file. Processes that have the file open still read it until their next epoch."""
     for path in cache.glob("*/[!.]*.npy"):
         with contextlib.suppress(OSError):  # another user's
             if is_digest(path.parent.name) and os.path.samestat(path.lstat(), status):

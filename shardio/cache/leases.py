@@ -1,8 +1,9 @@
 """Leases, which keep a copy in a cache from being evicted, and the right to fill a copy.
 
 A process takes the right to fill only while it holds a lease. So a process with an exclusive lock on the lease's file
-is alone with the copy, and only it removes lock files. Cleaners of old files may, too: then each holder makes the file
-anew, and until it has, nobody can see its lease. Users of a shared cache may put something else at the path of a lock.
+is alone with the copy, and only such a process removes lock files. Programs that clean up old files may remove them,
+too: then each holder of a lease makes the file anew, and until it has, nobody can see its lease. Users of a shared
+cache may put something else at the path of a lock.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class CopyPaths:
     def check_lock(self, lock: OpenFile) -> None:
         """Raises CacheError if processes may use the copy without holding a lock on `lock`, the open lock file.
 
-        They locked a lock file that was removed since. They notice this within a minute, and lock the new file.
+        They have locked an earlier lock file, which was removed. Within a minute they notice, and lock the new file.
         """
         left = 2 * KEEP_SECONDS - abs(time.time() - os.fstat(lock.fileno()).st_mtime)
         if left > 0 and os.pread(lock.fileno(), len(_IS_OLDER), 0) != _IS_OLDER:
@@ -260,7 +261,7 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
             self._tried_filling = False
 
     def _touch(self) -> None:
-        """Sets the mtime of the lock file, which is the time of the last use, and of the marker, if permitted."""
+        """Sets the mtimes of the lock file, which is the time of the last use, and of the marker file, if permitted."""
         with contextlib.suppress(OSError):
             os.utime(self._paths.cache / MARKER_NAME, follow_symlinks=False)
         with contextlib.suppress(OSError):

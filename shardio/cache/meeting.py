@@ -318,14 +318,15 @@ def _difference(rank: int, found: Mapping[str, str], expected: Mapping[str, str]
 
 
 def _parsed(text: bytes, parse: Callable[[Any], T]) -> T | None:
-    """Returns `parse` of the JSON `text`; None if no rank can have sent it. Anybody may write into the store."""
+    """Returns parse(JSON value in `text`); None if no rank can have sent it. Anybody may write into the store."""
     with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
         return parse(json.loads(text))
     return None
 
 
 def _wait_for_name(host: str, on_message: Callable[[str], object]) -> None:
-    """Waits until `host` has an address, as the name of a pod has once it runs. Raises LaunchError if it has none."""
+    """Waits up to 120 seconds until `host` has an address, as the name of a pod has once the pod runs. Calls
+    `on_message` once if it must wait. Raises LaunchError if `host` still has no address then."""
     deadline, told = time.monotonic() + MEET_SECONDS, False
     while True:
         try:

@@ -123,7 +123,8 @@ class PartialCopy:
             file = open_in_cache(self._states_path, os.O_RDWR | (os.O_CREAT if create else 0))
             status = os.fstat(file.fileno())
             if not create and (status.st_size, status.st_uid) != (nbytes, os.geteuid()):
-                raise CacheError(f"{self._states_path}: expected {nbytes:,} bytes of this user: stage the set again")
+                expected = f"expected a file of {nbytes:,} bytes that belongs to this user, found another"
+                raise CacheError(f"{self._states_path}: {expected}: run `shardio stage` again")
             if status.st_size != nbytes:
                 os.ftruncate(file.fileno(), 0)
                 write_all(file.fileno(), bytes(nbytes))  # so a full disk is an error here
@@ -133,7 +134,8 @@ class PartialCopy:
 
     @classmethod
     def begin(cls, folder: FolderHandle, manifest: Manifest, missing: Collection[FileEntry]) -> PartialCopy:
-        """Returns the copy, with an unfinished file for each entry in `missing`. Keeps blocks that are THERE."""
+        """Returns the PartialCopy, after making an unfinished file for each entry in `missing`. Keeps blocks that are
+        THERE."""
         copy = cls(folder, manifest, create=True)
         _remove(folder, lambda name: name.startswith(_STATES_PREFIX) and name != copy._states_path.name)
         # What a killed process was fetching is missing.
@@ -190,8 +192,8 @@ class PartialCopy:
             self._set_states(blocks.first + first, bytes([state]) * (last - first))
 
     def wait(self, entry: FileEntry, start: int, stop: int) -> None:
-        """Waits until no block that overlaps the bytes [start, stop) is COMING, but at most 2 seconds, as the process
-        that fetches it may have been killed."""
+        """Waits until no block that overlaps the bytes [start, stop) is COMING, but at most 2 seconds: the process that
+        fetches the block may have been killed."""
         states, deadline = self.states_of(entry, start, stop), time.monotonic() + _COMING_SECONDS
         while (states == COMING).any() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -206,7 +208,8 @@ class PartialCopy:
         """Fills `buffer` with the bytes of an unfinished file, starting at byte `offset`."""
         with self.open(entry) as file, naming(self.path_of(entry)):
             if os.preadv(file.fileno(), [buffer], offset) < len(buffer):
-                raise OSError(errno.EIO, f"expected {entry.nbytes} bytes, found fewer: copy the set again")
+                found = "another process truncated this unfinished copy; the set itself is not affected"
+                raise OSError(errno.EIO, f"{found}: run `shardio stage` or the training again, to copy the file again")
 
     def write(self, entry: FileEntry, offset: int, data: memoryview) -> None:
         """Writes `data` into an unfinished file at byte `offset`, and marks the blocks that it covers as THERE."""
@@ -239,7 +242,8 @@ class PartialCopy:
         return data
 
     def add(self, entry: FileEntry, start: int, data: memoryview) -> None:
-        """Writes `data`, whole blocks, into an unfinished file at byte `start`. Marks them as MISSING if that fails.
+        """Writes `data`, whole blocks, into an unfinished file at byte `start`. On an error, marks the blocks as
+        MISSING.
 
         Writes nothing if the blocks are THERE, or if another process is finishing the file.
         """

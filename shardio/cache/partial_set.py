@@ -42,8 +42,9 @@ _WHOLE = 3
 
 
 class PartialTable(MappedTable):
-    """A table of `shards` in the order `order`. Maps files of the copy as they appear, and reads missing rows from the
-    storage. Rows of an unfinished file, which nobody has verified yet, are compared with their crc32."""
+    """A table of `shards`, whose order, if it has one, is the mapped table `order`. Maps files of the copy as they
+    appear, and reads missing rows from the storage. Compares rows of an unfinished file, which nobody has verified yet,
+    with their crc32."""
 
     def __init__(self, table: StoredTable, order: MappedTable | None, shards: PartialSet) -> None:
         super().__init__(table, shards.folder, order)
@@ -150,7 +151,8 @@ class PartialTable(MappedTable):
             np.copyto(places[number].reshape(len(lines), -1, shape[2]), lines[:, columns])
 
     def _fetch(self, sample: int, out: NDArray[np.uint8]) -> None:
-        """Fills `out`, uint8 (row_nbytes,), with a sample's row, which it reads by the function `fetch` if needed.
+        """Fills `out`, uint8 (row_nbytes,), with a sample's row: from the copy if it is THERE by then, or from the
+        storage.
 
         If the sample's file is unfinished, reads whole blocks, and writes them into the file for all processes.
         """
@@ -213,7 +215,7 @@ class PartialSet(ShardSet):
         )
 
     def open_file(self, entry: FileEntry, folder: FolderHandle | None = None) -> OpenFile:
-        """Opens a file of the copy. If the copy lacks it, fetches it into a nameless temporary file."""
+        """Opens a file of the copy, by its path. If the copy lacks it, fetches it into a nameless temporary file."""
         if self.lease.has(entry):
             with contextlib.suppress(FormatError):  # damaged: it will be copied again
                 return super().open_file(entry)

@@ -50,7 +50,8 @@ Block = tuple[FileEntry, int, int]
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive bytes of one file: node number `owner` reads them, and node number `share` passes them on."""
+    """Consecutive bytes of one file: node number `owner` reads them, from the source or from its own copy
+    (`from_source`), and node number `share` passes them on."""
 
     entry: FileEntry
     start: int
@@ -81,7 +82,7 @@ class WindowPlan:
 
 
 class Run(NamedTuple):
-    """The bytes [start, stop) of one file."""
+    """The bytes [start, stop) of one file, which a node reads from the source or from its own copy (`from_source`)."""
 
     entry: FileEntry
     start: int
@@ -302,7 +303,7 @@ class Together:
             self.partial.mark(run.entry, state, begin, end)
 
     def _lacking(self, plan: WindowPlan) -> Iterator[tuple[Run, int, int]]:
-        """Yields (run, begin, end) for the bytes [begin, end) of each run of `plan` that this node lacks."""
+        """Yields (run, begin, end) for the bytes [begin, end) of each run of `plan` that this node's copy lacks."""
         for run in joined(plan.pieces):
             if not self._complete[run.entry]:
                 for begin, end, state in self.partial.runs(run.entry, run.start, run.stop):
@@ -370,7 +371,8 @@ class Together:
             self._finish_if_there(entry)
 
     def _compare(self, entry: FileEntry, begin: int, data: NDBytes) -> None:
-        """Notes which nodes gave the bytes of an unfinished file, from `begin` on, that differ from `data`."""
+        """Compares `data`, a file's bytes from `begin` on, with the unfinished file, which has the bytes of the last
+        pass. Notes the nodes that gave bytes that differ."""
         there = np.empty_like(data)
         self.partial.read(entry, begin, there.data)
         for start, stop, plan in self._before[entry]:
