@@ -1,7 +1,7 @@
 """Whether the ranks of a job read the same epochs: each compares its loader with the loader of another rank.
 
 The n-th loader of a split has the same key on all ranks, in the store of torch.distributed. The key's value is a sheet,
-on which a rank says what it reads. A rank that has come further replaces it by its own. No rank waits for a late one.
+on which a rank says what it reads. A rank that has come further puts its own sheet there. No rank waits for a late one.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ _NUMBERS: Counter[tuple[str, int, int]] = Counter()
 
 
 class Sheet(NamedTuple):
-    """What a rank reads. `reads` maps arguments to values. `begun` has, for each epoch that the rank has begun, [epoch,
-    consumed, number of states loaded, digest of the transform]: the first and the latest epochs."""
+    """What a rank reads. `reads` maps arguments to values. `begun` has [epoch, consumed, number of states loaded,
+    digest of the transform] for the first epoch that the rank has begun, and for the latest epochs."""
 
     rank: int
     reads: dict[str, Any]
     begun: list[list[Any]]
 
     def difference(self, other: Sheet) -> tuple[str, Any, Any] | None:
-        """Returns (name, own value, other value) of a difference that waiting does not resolve, or None. A rank at
-        another place may still go elsewhere, so `Agreement.check` compares places again for a while."""
+        """Returns (name, own value, other value) of a difference; None if there is none, or if the other rank is
+        behind. Epochs, consumed samples and transforms may become equal: `Agreement.check` compares them for a
+        while."""
         for name in {**self.reads, **other.reads}:
             if self.reads.get(name) != other.reads.get(name):
                 return name, self.reads.get(name), other.reads.get(name)
@@ -98,8 +99,8 @@ class Agreement:
 
 
 def _exchange(key: str, text: str, found: list[tuple[int, str, Any, Any]]) -> None:
-    """Compares the sheet `text`, JSON, with the sheet in the store, and replaces that if its rank is behind. Appends
-    (other rank, name, own value, other value) to `found` if they differ."""
+    """Compares the sheet `text`, JSON, with the sheet under `key` in the store. If they differ, appends (other rank,
+    name, own value, other value) to `found`. If not, replaces a stored sheet that is behind by `text`."""
     store, mine, there = store_of_torch("loaders"), Sheet(*json.loads(text)), ""
     while (answer := store.compare_set(key, there, text).decode()) not in (text, there):
         theirs, there = Sheet(*json.loads(answer)), answer

@@ -66,8 +66,8 @@ class Pending:
         self._begin_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self, part: slice, *, refused: bool) -> None:
-        """Reads the positions `part` of the batch, in a gather thread. Never raises: `wait` raises the error. If it is
-        `refused`, as the loader was closed, reads nothing, and the part fails with RuntimeError."""
+        """Reads the positions `part` of the batch, in a gather thread. Never raises: `wait` raises the error. With
+        `refused`, because the loader was closed, reads nothing, and `wait` raises RuntimeError."""
         if self._begins and (seconds := self._begins - time.perf_counter()) > 0:
             with contextlib.suppress(queue.Empty):
                 self._begin_signal.get(timeout=seconds)
@@ -182,8 +182,8 @@ class GatherThreads:
 
     def close(self) -> list[DaemonThread]:
         """Ends the threads, and waits until they have read their last parts. Returns the threads that have waited for
-        storage for a second: they begin no further read, and end when it answers. May be called in any thread, by a
-        finalizer, and again."""
+        storage for a second: they begin no further read, and end when the storage answers. May be called in any thread,
+        by a finalizer, and again."""
         self._closed[0] = 1
         self._jobs.put(None)
         return wait_while_running(self._threads)
@@ -196,7 +196,9 @@ def _announce(reader: Reader, request: Request, given_up: list[None], *, refused
 
 
 def _serve(jobs: _Jobs, closed: bytearray, owner: weakref.ref[GatherThreads]) -> None:
-    """Runs a gather thread. Keeps `owner` alive, so that this weak reference can end the thread."""
+    """Runs a gather thread: makes the calls in the queue `jobs`, refused once `closed` is set, until anything else
+    comes. `owner`, a weak reference, is only kept alive here: when its GatherThreads is freed, it puts itself into
+    `jobs`."""
     # These work ahead. The thread that asks for the next batch, here or in another rank, has the step to begin.
     preempt_nobody()
     rowread.end_with(closed)

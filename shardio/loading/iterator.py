@@ -36,8 +36,9 @@ from shardio.system.eager import eager
 
 
 class _Due(NamedTuple):
-    """A batch that was not taken yet: what to read; if there is a transform, its random numbers for the samples and its
-    program, if any; and the dtypes of the views, if `TransformStep.on_host` has changed them."""
+    """A batch that was not taken yet, with the random numbers for its samples, `draws` (None without a transform), and
+    what a transform of shardio makes of it, `program` (None for other functions). `dtypes` are the dtypes of the views
+    if `TransformStep.on_host` has changed them; otherwise ()."""
 
     request: Request
     draws: Draws | None
@@ -155,7 +156,8 @@ class Flow(Finalized):
         return self._pipeline.submit(due.request, due.program, head_start)
 
     def _gather_ahead(self, head_start: float) -> None:
-        """Submits batches until enough are under way, and announces later batches to the reader."""
+        """Submits batches until enough are under way, and announces later batches to the reader. Gathering a batch that
+        is not urgent starts after `head_start` seconds."""
         per_slot = self._per_slot
         most = 1 + -(-self._pipeline.options.prefetch // per_slot)  # slots under way
         # The batch that is due is announced first, so that all of it is asked for before a thread waits for a part.

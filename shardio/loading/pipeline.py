@@ -49,7 +49,7 @@ _MOST_PER_SLOT = 8
 class Pipeline(Finalized):
     """Reads, copies and transforms batches of one split. Owns its reader, threads and slots. To be used by one thread.
 
-    `close` also closes `source`. Any thread may call it, and more than once: also after a call that was interrupted.
+    `close` also closes `source`. Any thread may call `close`, and call it again, also after an interrupted call.
     """
 
     closed = False
@@ -203,8 +203,8 @@ class Pipeline(Finalized):
         return slot
 
     def finish_on_host(self, slot: Slot, size: int, program: Program | None) -> tuple[torch.dtype, ...]:
-        """Does for a gathered batch what cannot be done on a GPU: see `TransformStep.on_host`. After an error, the slot
-        returns to the ring."""
+        """Does for a gathered batch of `size` samples what a GPU cannot do, and returns the dtypes of its views: see
+        `TransformStep.on_host`. After an error, the slot returns to the ring."""
         try:
             return self.transform.on_host(slot, size, program)
         except BaseException:

@@ -82,7 +82,7 @@ class Copier(Protocol):
     def reserve(self, slot: Slot) -> Transfer:
         """Allocates device memory for a batch of the slot's size. Does not wait.
 
-        The copy into this memory will wait for the work that is on the consumer's stream now, and for no later work.
+        The copy into this memory will wait for the work that is on the consumer's stream now, but not for later work.
         """
 
 

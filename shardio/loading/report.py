@@ -64,7 +64,7 @@ class Snapshot:
 
 
 class Meter:
-    """The counts of one loader. Only the thread that requests batches may call it, except for `snapshot`.
+    """The counts of one loader. To be used by the thread that requests batches; any thread may call `snapshot`.
     `no_core_seconds` returns how many seconds gather threads have waited for a core so far."""
 
     def __init__(self, no_core_seconds: Callable[[], float]) -> None:
@@ -278,7 +278,7 @@ def report_thread(owner: object, meter: Meter, facts: LoaderFacts, seconds: floa
 
 
 def _report(before: list[Snapshot], meter: Meter, facts: LoaderFacts) -> None:
-    """Prints a line about the time since the only snapshot in `before`, and replaces this by a new snapshot."""
+    """Prints a line about the time since before[0], the only snapshot there, and replaces that by a new snapshot."""
     before.append(meter.snapshot())
     report = LoaderReport.between(before.pop(0), before[0], facts)
     if report.counts.batches or report.is_stuck:

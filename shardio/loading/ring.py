@@ -160,7 +160,7 @@ class Ring(Finalized):
 
 
 class _Ticket(weakref.ref["_Loan"]):
-    """A weak reference to a loan, with the loan's slot. When the loan dies, its ticket is put back into the ring."""
+    """A weak reference to a loan, with the loan's slot. When the loan is freed, its ticket goes into the ring."""
 
     __slots__ = ("slot",)
     slot: Slot

@@ -65,7 +65,8 @@ class Position:
         computed."""
 
     def ahead(self) -> Position:
-        """Returns a new position at the next batch: of the iterator that delivered last or, if it is over, the next."""
+        """Returns a new position, from which the next iterator begins with the batch that comes next: of the iterator
+        that delivered last or, if that is over, of the next epoch."""
         other, place = copy(self), self._received if self._holder in self._open else self.next
         other.go_to(place)
         while not other.rest().num_batches:
@@ -113,8 +114,8 @@ class Position:
         self._holder, self._before, self._is_back = token, before, False
 
     def leave(self, token: object, *, at_end: bool = False, is_dropped: bool = False) -> None:
-        """Records that the iterator with this token is over: `at_end` of its epoch, or because it `is_dropped` (freed),
-        or else because of an error."""
+        """Records that the iterator with this token is over: with `at_end`, its epoch has ended; with `is_dropped`, the
+        iterator was freed before; with neither, an error ended it."""
         if token not in self._open:
             return
         place, there = self._open.pop(token), self._open.get(self._before)

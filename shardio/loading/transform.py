@@ -69,8 +69,8 @@ class TransformStep:
         return None
 
     def program(self, indices: NDArray[np.int64], draws: Draws, whole_lines: int = 0) -> Program | None:
-        """Returns what a transform of shardio makes of a batch; None for other functions, and for an empty batch. For
-        `whole_lines` see `Program`. Raises the errors of the transform."""
+        """Returns the Program of a transform of shardio for the samples `indices`; None for other functions, and for an
+        empty batch. For `whole_lines` see `Program`. Raises the errors of the transform."""
         if self._ours is None or not len(indices):
             return None
         if self._ours.mixes:
@@ -88,8 +88,8 @@ class TransformStep:
 
     @property
     def results(self) -> list[tuple[tuple[int, ...], Any]]:
-        """The shape and dtype of each view that gather threads write for a whole batch; those of stored images if that
-        depends on the samples, as in a squashed split."""
+        """The shape and dtype of each view that gather threads write for a whole batch. If they depend on the samples,
+        as in a squashed split, the shape and dtype of stored images."""
         count = self._options.batch_size
         if self.makes_pixels:
             with contextlib.suppress(ValueError, IndexError):  # which each batch will raise, by then of its own samples
@@ -100,11 +100,11 @@ class TransformStep:
         return [((count, *self._parts.stored_shape), np.uint8)]
 
     def on_host(self, slot: Slot, size: int, program: Program | None) -> tuple[torch.dtype, ...]:
-        """Applies to the slot, before it is copied to a GPU, what a GPU cannot do: PerSample and all after it up to
-        Normalize, and the moves of masks.
+        """Applies what a GPU cannot do to the first `size` samples of the slot, before it is copied to a GPU: PerSample
+        and all that follows up to Normalize, and the moves of masks.
 
-        Returns the dtype of each view if images changed, otherwise (): NumPy has no bfloat16, so its bits are in the
-        slot.
+        Returns the dtype of each view if images changed, otherwise (). The slot then holds the bits of bfloat16 as
+        uint16, as NumPy has no bfloat16.
         """
         if program is None:
             return ()
@@ -206,8 +206,8 @@ def _check_classes(
 
 
 def _ours(transform: object) -> Transform | None:
-    """Returns the transform of shardio.augment that `transform` is or that torch.compile wraps; otherwise None.
-    torch.compile compiles nothing of such a transform, and hides that it needs seed, epoch and samples."""
+    """Returns `transform`, or what torch.compile has wrapped in it, if that is a Transform of shardio; otherwise None.
+    torch.compile compiles nothing of a Transform, and hides that it needs seed, epoch and samples."""
     original = transform
     # Only torch's own wrappers are looked through: a user's may do more than what it wraps.
     while getattr(original, "__globals__", {}).get("__name__", "").startswith("torch.") and hasattr(
