@@ -173,16 +173,16 @@ class Batch:
         return self.images.device.type == "meta"
 
     def part(self, some: slice, num_shared: int) -> Batch:
-        """Returns the images `some`, a part of a batch without recorded changes.
+        """Returns a batch of the images `some` of this batch, which must have no recorded changes.
 
-        The first `num_shared` stages, which all views have in common, keep all images.
+        The first `num_shared` stages, which all views have in common, come before the views, and stay as they are.
         """
         stages = (*self.stages[:num_shared], *(stage.part(some) for stage in self.stages[num_shared:]))
         images = self.images[some] if len(self.images) == len(self) else self.images
         return replace(self, images=images, sizes=self.sizes[some], stages=stages)
 
     def closed(self) -> Batch:
-        """Returns the batch after all recorded changes. A deferred batch keeps its `cast` and its `rest`."""
+        """Returns the batch after all recorded changes. In a deferred batch, `cast` and `rest` stay as they are."""
         if not self.is_deferred:
             return self.finished()
         return replace(replace(self, cast=UNCAST).finished(), cast=self.cast, rest=self.rest)
@@ -190,7 +190,7 @@ class Batch:
     def finished(self) -> Batch:
         """Computes the recorded changes. Returns a batch of the new images. Raises ValueError if their sizes differ.
 
-        A deferred batch gets a stage more instead.
+        A deferred batch, which has no pixels yet, is returned with the changes as one more stage.
         """
         if self.is_whole and self.cast.made == torch.uint8 and (self.is_deferred or len(self.images) == len(self)):
             return self
@@ -201,7 +201,7 @@ class Batch:
         """Computes the recorded changes like `finished`, but crops and resizes may give images of different sizes.
 
         Images of different sizes lie in the upper left corners of images of the largest height and the largest width.
-        The returned batch has their boxes. With steps or a cast recorded, different sizes raise ValueError.
+        The `boxes` of the returned batch say where. With steps or a cast recorded, different sizes raise ValueError.
         """
         if self.steps or self.is_cast or self.boxes is None or (self.sizes == self.sizes[0]).all():
             return self.finished()
@@ -273,7 +273,7 @@ class Batch:
 
 
 def check_no_masks(names: Iterable[str]) -> None:
-    """Raises ValueError if there are masks, which Mixup and CutMix cannot combine."""
+    """Raises ValueError if there are masks, called `names`: Mixup and CutMix cannot combine masks."""
     if found := ", ".join(names):
         raise ValueError(
             f"Mixup and CutMix combine images, but cannot combine masks; found masks {found}: remove Mixup and CutMix "
@@ -288,8 +288,8 @@ def sizes_of(images: torch.Tensor) -> NDArray[np.int64]:
 def computed(images: torch.Tensor, stages: Stages, cast: Cast, count: int) -> torch.Tensor:
     """Returns images after `stages`, normalized and cast, in as many threads as torch has.
 
-    `images` are (n, C, H, W), uint8 if there are stages. The stages change the sequence of all images, repeated until
-    there are `count`, a multiple of n. Their results are in channels_last memory.
+    `images` are (n, C, H, W), uint8 if there are stages. They are repeated until there are `count`, a multiple of n,
+    such as once for each view; the stages are of `count` images. The results are in channels_last memory.
     """
     if not stages and len(images) != count:
         images = torch.cat([images] * (count // len(images)))

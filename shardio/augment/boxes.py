@@ -30,7 +30,7 @@ MOST_DRAWS = 32
 
 @dataclass(frozen=True, eq=False)
 class Looks:
-    """The samples of a loader's batch, int64 (B,), and the passes over all samples of the split in which they come.
+    """Which samples a loader's batch has, int64 (B,), and in which pass over all samples of the split each comes.
 
     `passes`, int64 (B,), are counted from 0. None: samples may repeat within a pass.
     """

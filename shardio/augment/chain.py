@@ -174,7 +174,7 @@ class Transform(Configuration, ABC):
         return max((part.num_views for part in self._inner), default=1)
 
     def branches(self, batch: Batch, purpose: str) -> list[Batch]:
-        """Returns [the batch after this transform], or one batch per view if it has views. See `apply`."""
+        """Returns [the batch after this transform], or one batch per view if the transform has views. See `apply`."""
         return [self.apply(batch, purpose)]
 
     @abstractmethod
@@ -190,9 +190,10 @@ Piece = tuple[Transform, str]
 
 
 def branches_of(pieces: Iterable[Piece], batch: Batch) -> list[Batch]:
-    """Applies transforms in order. Returns [the batch after them], or one batch per view if the last one has views.
+    """Applies `pieces`, (transform, purpose) each. Returns [the batch after them], or a batch per view if the last has
+    views.
 
-    A deferred batch notes in its `rest` the transforms that cannot be applied before its pixels are there.
+    A deferred batch, which has no pixels yet, notes in its `rest` the transforms that need pixels.
     """
     batches = [batch]
     for transform, purpose in pieces:
@@ -357,7 +358,7 @@ class Compose(Container):
 
 
 def _at_once(transform: Transform, batch: Batch, views: range, purpose: str) -> list[Batch]:
-    """Returns, for each view, `batch` after `transform`. Computes all views as one batch.
+    """Returns `batch` after `transform` for each view, numbered as in `views`. Computes all views as one batch.
 
     `batch` has neither masks nor recorded changes.
     """

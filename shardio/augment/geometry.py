@@ -80,7 +80,9 @@ class _Warp(Transform):
     def _warped(
         self, batch: Batch, op: Op, numbers: Sequence[ArrayLike], where: NDArray[np.bool_] | None = None
     ) -> Batch:
-        """Returns the batch with `op` recorded: AFFINE, whose six values are `numbers`, or PERSPECTIVE with eight."""
+        """Returns the batch with `op` recorded for the images where `where`, bool (B,), is true; None is all images.
+        `numbers` say where in the image each pixel of the result is read: for AFFINE the six values of `affine`, for
+        PERSPECTIVE the eight of `perspective`, each a number for all images or an array (B,)."""
         padded = [*numbers, *[0.0] * (8 - len(numbers))]
         fill = fill_of(self.fill, batch.images.shape[1])
         return batch.stepped(op, *padded, SAMPLINGS[self.interpolation], *fill, where=where)
@@ -197,7 +199,8 @@ def perspective(seen: Floats, corners: Floats) -> list[Floats]:
 
 
 def _solved(equations: Floats, wanted: Floats) -> Floats:
-    """Returns the solutions of the images' equations. Without a solution (if corners meet), it is by least squares."""
+    """Returns x, (B, 8, 1), with equations[i] @ x[i] = wanted[i]; by least squares if corners meet, so there is no
+    x."""
     try:
         return np.linalg.solve(equations, wanted)  # type: ignore[return-value]
     except np.linalg.LinAlgError:

@@ -81,8 +81,8 @@ class Masks:
     ) -> Masks:
         """Returns the masks after a crop to `boxes`, a resize to `sizes`, and a flip where `flips` is true.
 
-        `shown` are the row and the column of the resized mask for each row and column of the results, (B, side) each.
-        -1 is outside.
+        `shown` is [rows, columns], (B, side) each: which row (column) of the resized mask is in each row (column) of
+        the result. -1 is outside.
         """
         down, across = shown
         across = np.where(flips[:, None] & (across >= 0), sizes[:, 1:] - 1 - across, across)
@@ -94,7 +94,8 @@ class Masks:
     def _changed(self, size: tuple[int, int], change: Callable[[Tensor, Tensor], Tensor]) -> Masks:
         """Returns the masks after `change`, for images of `size`.
 
-        `change` is called for each mask with its values as integers of the same size, and its fill, (1,).
+        `change(values, fill)` returns the new values of a mask. `values` are the mask's bytes as integers of the mask's
+        item size, and `fill`, (1,), is its fill in the same form.
         """
         by_name = {}
         for name, mask in self.by_name.items():

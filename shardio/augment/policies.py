@@ -69,7 +69,7 @@ def _bins(
     factor: float = 0.9,
     bits: int = 4,
 ) -> dict[str, Floats]:
-    """Returns the magnitudes of each operation that has magnitudes, (count,), from no change to the maximum.
+    """Returns the magnitudes, (count,), of each operation that has magnitudes, by name, from no change to the maximum.
 
     `size` is the image's height and width. The other arguments are maxima: a slope, pixels (None is 150 / 331 of the
     size), degrees, the difference of a factor to 1, and the number of bits that Posterize keeps.
@@ -95,7 +95,8 @@ def _number(share: Floats, count: int) -> Numbers:
 
 
 class _Choice(NamedTuple):
-    """One operation per image: its number in the policy's `names`, its magnitude, and whether it applies, (B,) each."""
+    """One operation per image, (B,) each: its number in the policy's `names`, its magnitude, whether it applies, and
+    the Sampling by which a warp reads pixels (None: the policy's `interpolation`)."""
 
     chosen: Numbers
     magnitudes: Floats
@@ -116,9 +117,10 @@ class _Policy(Transform):
         """Yields the operations to apply, in order. Each item holds an operation for every image."""
 
     def _at_bins(self, space: dict[str, Floats], chosen: Numbers, bins: Numbers | int, sign: Floats) -> _Choice:
-        """Returns the operations `chosen`, numbers in `names`, with the magnitudes at index `bins` of `space`.
+        """Returns an operation for each image, with the magnitude at index `bins` among its magnitudes in `space`.
 
-        `space` is from `_bins`. Magnitudes that have a sign are negative where `sign`, from [0, 1), is at most 1/2.
+        `chosen`, (B,), are the operations' numbers in `names`; `bins` is an index for all images, or (B,). `space` is
+        from `_bins`. `sign`, (B,), is from [0, 1): up to 1/2, a magnitude that can have a sign becomes negative.
         """
         table = np.stack([space.get(name, np.zeros_like(space["Rotate"])) for name in self.names])
         has_sign = np.array([name in _SIGNED for name in self.names])[chosen]

@@ -28,7 +28,7 @@ from shardio.kernels.rowcopy import Windows
 
 
 def makes_pixels(transform: Transform, casts: bool) -> bool:
-    """Returns whether a transform begins with changes of single images, which the threads that read make.
+    """Returns whether a transform begins with changes of single images, which gather threads make.
 
     With `casts`, Normalize and ToDtype are such changes.
     """
@@ -47,9 +47,9 @@ _CACHED_NBYTES = 4 << 20
 class Program:
     """What a transform makes of a batch. Immutable; any thread may make some of the images.
 
-    `views` are deferred batches without recorded changes, except for the cast; one, if the transform has no Views.
-    `source` is the height, width and channels of stored images. For `whole_lines` see `joined`; with `reads_all`, whole
-    images are read.
+    `views` has a batch for each view of the transform (one, if it has no Views), without pixels yet: its changes are in
+    its `stages`, `cast` and `rest`. `source` is the height, width and channels of stored images. For `whole_lines` see
+    `joined`; with `reads_all`, whole images are read.
     """
 
     transform: Transform
@@ -85,7 +85,7 @@ class Program:
 
     @cached_property
     def windows(self) -> Windows:
-        """The pixels of each stored image that `make` reads."""
+        """The window of each stored image that `make` reads: a rectangle that has all pixels that any view needs."""
         if self.reads_all:
             return Windows.whole(len(self), *self.source[:2])
         several = [windows_of(view.stages, self.source, len(self)) for view in self.views]
@@ -93,7 +93,7 @@ class Program:
 
     @property
     def results(self) -> list[tuple[tuple[int, ...], Any]]:
-        """The shape (B, height, width, channels) and the NumPy dtype of what `make` writes for each view."""
+        """For each view, what `make` writes: the shape (B, height, width, channels), and the NumPy dtype."""
         return [((len(self), *view.images.shape[2:], self.source[2]), view.cast.kernel_dtype) for view in self.views]
 
     @cached_property
@@ -146,7 +146,8 @@ class Program:
         return results_of(done, self.transform.has_views)
 
     def split(self) -> tuple[Program, Program]:
-        """Returns the program without the last transforms that also take images on a GPU, and with nothing but them."""
+        """Returns two programs: one without the last transforms that also take images on a GPU, and one with only
+        these."""
         before, after = [], []
         for view in self.views:
             number = len(view.rest)

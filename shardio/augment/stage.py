@@ -32,8 +32,8 @@ _SLACK = 1e-6
 class Canvas:
     """Where a window of the results begins in each resized image, and what is outside of the image.
 
-    Image i is resized to `sizes[i]`. Its result begins at row and column `firsts[i]` of this, which may be negative.
-    Both are int64 (B, 2). For `mode` and `fill`, a number for each channel, see `Pad`.
+    Image i is resized to `sizes[i]`. Its result begins at row and column `firsts[i]` of the resized image, which may be
+    negative. Both are int64 (B, 2). For `mode` and `fill`, a number for each channel, see `Pad`.
     """
 
     sizes: Numbers
@@ -42,7 +42,8 @@ class Canvas:
     fill: tuple[float, ...] = (0,)
 
     def outside(self, size: tuple[int, int]) -> list[Numbers]:
-        """Returns the row and the column of the resized image for each row and column of the results, (B, side) each.
+        """Returns [rows, columns] of the resized image that are in the rows and columns of results of `size`, (B, side)
+        each.
 
         -1 is outside of the image.
         """
@@ -130,7 +131,7 @@ class Stage:
         )
 
     def windows(self) -> Windows:
-        """Returns the pixels of each image that the stage reads."""
+        """Returns the window, a rectangle, of each image that the stage reads."""
         if self._is_copy:
             return Windows.whole(len(self.flips), *self.size)
         firsts, ends = (self._axes[:, :, limit].T.astype(np.int64) for limit in (2, 3))
@@ -154,7 +155,8 @@ class Stage:
     def resample(
         self, planes: Planes, some: Numbers, out: NDArray[Any], cast: Cast | None = None, lines: Numbers | None = None
     ) -> None:
-        """Writes the images `some` cropped, resized and mirrored to `out`, or `out[lines]`, with `cast` in one pass."""
+        """Writes the images `some` cropped, resized, mirrored and, with `cast`, cast to `out`, or to `out[lines]`, in
+        one pass."""
         resample(
             planes,
             self._axes[some],
@@ -236,7 +238,7 @@ Stages = tuple["Stage | Choice", ...]
 
 
 def windows_of(stages: Stages, source: tuple[int, int, int], count: int) -> Windows:
-    """Returns the pixels of each of `count` images of `source` that stages read."""
+    """Returns the window that `stages` read of each of `count` images. `source` is their (height, width, channels)."""
     if stages:
         return stages[0].windows()
     return Windows.whole(count, *source[:2])

@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 
 class Op(IntEnum):
-    """An operation on a uint8 image. The comments list its values. The kernel in C uses the same numbers.
+    """An operation on a uint8 image. The kernel in C uses the same numbers. A comment lists each one's values, as in
+    Step.
 
     Names and results match torchvision's functions, such as `invert`, or `adjust_brightness` for a factor. Gray levels
     match torchvision's `rgb_to_grayscale`.
@@ -71,8 +72,8 @@ FILL_AT = 9
 class Step:
     """An operation for each image of a batch.
 
-    `codes`, uint8 (B,), are numbers of Op. `values`, float64 (B, FILL_AT + channels), are the values that Op lists: an
-    interpolation is at SAMPLING_AT, a fill from FILL_AT on, and other values from 0 on. Unused values are 0.
+    `codes`, uint8 (B,), are numbers of Op. `values`, float64 (B, FILL_AT + channels), are the operation's arguments: an
+    interpolation at SAMPLING_AT, a fill from FILL_AT on, and others, such as a factor, from 0 on. Unused values are 0.
     """
 
     codes: NDArray[np.uint8]
