@@ -126,7 +126,8 @@ class Transform(Configuration, ABC):
         sizes: NDArray[np.int64] | None = None,
         mask_fill: MaskFill | None = None,
     ) -> tuple[Images, Tensor | None, Arrays | None]:
-        """Returns the new images, the labels or None, and the masks by name or None. See `__call__`."""
+        """Returns the new images, the labels or None, and the masks by name or None. For the arguments see `__call__`;
+        `draws` are the random numbers of the samples."""
         mask_fill = self.mask_fill if mask_fill is None else mask_fill
         moving = Masks.of(images, masks, mask_fill)
         sizes = sizes_of(images) if sizes is None else sizes
@@ -190,8 +191,8 @@ Piece = tuple[Transform, str]
 
 
 def branches_of(pieces: Iterable[Piece], batch: Batch) -> list[Batch]:
-    """Applies `pieces`, (transform, purpose) each. Returns [the batch after them], or a batch per view if the last has
-    views.
+    """Applies `pieces`, (transform, purpose) each. Returns [the batch after them], or one batch per view if the last
+    transform has views.
 
     A deferred batch, which has no pixels yet, notes in its `rest` the transforms that need pixels.
     """

@@ -47,8 +47,7 @@ def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
 
 
 def _are_alike(base: Batch, first: Batch, other: Batch) -> bool:
-    """Returns whether `other` is `base` with changes added, and equals `first` but for boxes, sizes, flips and
-    steps."""
+    """Returns whether `other` is `base` with more changes, and equals `first` but for boxes, sizes, flips, steps."""
     noted = other.images is base.images and other.steps[: len(base.steps)] == base.steps
     same = (first.filter, first.cast) == (other.filter, other.cast)
     return noted and other.labels is base.labels and same and (first.filter is None or first.filter.cubic is None)

@@ -199,8 +199,7 @@ def perspective(seen: Floats, corners: Floats) -> list[Floats]:
 
 
 def _solved(equations: Floats, wanted: Floats) -> Floats:
-    """Returns x, (B, 8, 1), with equations[i] @ x[i] = wanted[i]; by least squares if corners meet, so there is no
-    x."""
+    """Returns x, (B, 8, 1), with equations[i] @ x[i] = wanted[i]; by least squares if corners meet."""
     try:
         return np.linalg.solve(equations, wanted)  # type: ignore[return-value]
     except np.linalg.LinAlgError:

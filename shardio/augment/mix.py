@@ -90,7 +90,7 @@ class _Mix(Transform):
     def _mixed(self, images: Tensor, others: Tensor, shares: Floats, places: Floats) -> tuple[Tensor, Tensor]:
         """Returns the images mixed with `others`, their partners, and the share that is kept of each image, (B,).
 
-        `shares`, (B,), are the drawn shares to keep. `places`, (4, B), are random numbers from [0, 1).
+        `shares`, (B,), are the drawn shares to keep. `places`, (4, B), from [0, 1), draw where a window of CutMix is.
         """
 
     def _partners(self, tensor: Tensor) -> Tensor:

@@ -132,8 +132,7 @@ class Program:
         """Applies what is left of the transform. Returns images, labels or None, and masks by name or None.
 
         `images` are the results of `make`, (B, C, height, width) each, in channels_last memory, and may be changed in
-        place; or one batch for all views, if `make` was not called. For `labels` and `masks`, of the stored images, see
-        `Transform.__call__`.
+        place; or one batch for all views, if `make` was not called. For `labels` and `masks` see `Transform.__call__`.
         """
         stand_in = torch.empty((), dtype=torch.uint8).expand((len(self), self.source[2], *self.source[:2]))
         moving = Masks.of(stand_in, masks, self.transform.mask_fill)
@@ -146,8 +145,7 @@ class Program:
         return results_of(done, self.transform.has_views)
 
     def split(self) -> tuple[Program, Program]:
-        """Returns two programs: one without the last transforms that also take images on a GPU, and one with only
-        these."""
+        """Returns two programs: one without the last transforms that also take images on a GPU, one with only these."""
         before, after = [], []
         for view in self.views:
             number = len(view.rest)

@@ -42,11 +42,7 @@ class Canvas:
     fill: tuple[float, ...] = (0,)
 
     def outside(self, size: tuple[int, int]) -> list[Numbers]:
-        """Returns [rows, columns] of the resized image that are in the rows and columns of results of `size`, (B, side)
-        each.
-
-        -1 is outside of the image.
-        """
+        """Returns [rows, columns] of the resized image that results of `size` show, (B, side) each; -1 is outside."""
         return [_outside_places(self.firsts[:, i], self.sizes[:, i], size[i], self.mode) for i in range(2)]
 
 
@@ -98,8 +94,8 @@ class Stage:
         if not inside.all():
             i = int(inside.all(axis=1).argmin())
             raise IndexError(
-                f"the box of image {i} is not inside its image of {sides[0]} x {sides[1]} pixels, or not inside its "
-                f"limits; found top, left, height, width = {', '.join(f'{value:g}' for value in self.boxes.sides[i])}"
+                f"the box of image {i} is not inside its image of {sides[0]} x {sides[1]} pixels, or not in its part "
+                f"`within`; found top, left, height, width = {', '.join(f'{value:g}' for value in self.boxes.sides[i])}"
             )
         scale = length / (self.size if self.canvas is None else self.canvas.sizes)
         reach = self.filter.radius * (np.maximum(scale, 1) if self.filter.antialias else 1)
@@ -155,8 +151,7 @@ class Stage:
     def resample(
         self, planes: Planes, some: Numbers, out: NDArray[Any], cast: Cast | None = None, lines: Numbers | None = None
     ) -> None:
-        """Writes the images `some` cropped, resized, mirrored and, with `cast`, cast to `out`, or to `out[lines]`, in
-        one pass."""
+        """Writes the images `some` cropped, resized, mirrored and, with `cast`, cast to `out`, or to `out[lines]`."""
         resample(
             planes,
             self._axes[some],

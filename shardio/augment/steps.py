@@ -16,8 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 class Op(IntEnum):
-    """An operation on a uint8 image. The kernel in C uses the same numbers. A comment lists each one's values, as in
-    Step.
+    """An operation on a uint8 image, by its number in the kernel in C. A comment at each lists its values: see Step.
 
     Names and results match torchvision's functions, such as `invert`, or `adjust_brightness` for a factor. Gray levels
     match torchvision's `rgb_to_grayscale`.

@@ -137,8 +137,8 @@ class _StagedSplit:
 
 
 class CopyReader(WrappingReader):
-    """Reads a split from its copy or, while the copy is incomplete, from copy and storage. Chooses again when an epoch
-    begins, and when a file of the copy is damaged or gone. The arguments are those of `make_reader`."""
+    """Reads a split from its copy or, while the copy is incomplete, from copy and storage. Chooses a reader again when
+    an epoch begins, and when a file of the copy is damaged or gone. The arguments are those of `make_reader`."""
 
     def __init__(
         self, staged: _StagedSplit, shards: ShardSet, io: Io, num_samples: int, tables: Sequence[str], reserved: int

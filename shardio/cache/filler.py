@@ -188,8 +188,7 @@ class CopyFiller:
         return True
 
     def _remove_damaged(self, folder: FolderHandle, entries: Sequence[FileEntry]) -> list[FileEntry]:
-        """Reads `entries`, files of the copy, whole. Removes damaged files from all copies in the cache, and returns
-        their entries."""
+        """Reads the files `entries` of the copy. Removes damaged files from all copies, and returns their entries."""
         self._copier.total += sum(entry.nbytes for entry in entries)
         for entry in (damaged := self._copier.find_damaged(folder, entries)):
             with contextlib.suppress(FileNotFoundError):  # a process that read the file has removed it
@@ -312,8 +311,7 @@ class CopyFiller:
                 break
 
     def _with_room(self, todo: Sequence[FileEntry], make: Callable[[Sequence[FileEntry]], R]) -> R:
-        """Returns make(todo). If the disk is full, evicts copies and calls `make` with the unfinished files of
-        `todo`."""
+        """Returns make(todo). If the disk is full, evicts copies and calls `make` for the unfinished rest of `todo`."""
         try:
             return make(todo)
         except OSError as error:

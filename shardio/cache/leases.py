@@ -289,8 +289,9 @@ def _check_folder(path: Path) -> None:
 
 
 def open_in_cache(path: Path | FileAt, flags: int = os.O_RDONLY) -> OpenFile:
-    """Opens a file of a cache by `open_untrusted`. Raises CacheError unless it is a regular file; to write, also if it
-    has a second hard link, which may be another user's or another copy's file."""
+    """Opens a file of a cache by `open_untrusted`. Raises CacheError unless it is a regular file. With `flags` for
+    writing, raises CacheError also for a file with a second hard link, which may be another user's or another copy's
+    file."""
     sole_name = flags != os.O_RDONLY
     return open_untrusted(path, flags, refusal=CacheError, way_out=WAY_OUT, sole_name=sole_name)
 

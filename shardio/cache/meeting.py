@@ -116,8 +116,8 @@ class Meeting:
         return cls(_torch().PrefixStore(f"shardio{restart}/{job}/", store), rank, world_size, host)
 
     def agree(self, what: Mapping[str, str]) -> None:
-        """Raises LaunchError, at all ranks, unless all ranks call this within 120 seconds with the same `what`, such as
-        {"split": "train"}."""
+        """Raises LaunchError, at all ranks, unless all call this within 120 seconds with the same `what`, such as
+        {"split": "val"}."""
 
         def parse(value: Any) -> dict[str, str]:
             return {name: text + "" for name, text in value.items()}

@@ -134,8 +134,7 @@ class PartialCopy:
 
     @classmethod
     def begin(cls, folder: FolderHandle, manifest: Manifest, missing: Collection[FileEntry]) -> PartialCopy:
-        """Returns the PartialCopy, after making an unfinished file for each entry in `missing`. Keeps blocks that are
-        THERE."""
+        """Returns the PartialCopy, with an unfinished file for each entry in `missing`. Keeps blocks that are THERE."""
         copy = cls(folder, manifest, create=True)
         _remove(folder, lambda name: name.startswith(_STATES_PREFIX) and name != copy._states_path.name)
         # What a killed process was fetching is missing.
@@ -242,8 +241,7 @@ class PartialCopy:
         return data
 
     def add(self, entry: FileEntry, start: int, data: memoryview) -> None:
-        """Writes `data`, whole blocks, into an unfinished file at byte `start`. On an error, marks the blocks as
-        MISSING.
+        """Writes `data`, whole blocks, into an unfinished file at byte `start`. On an error, marks them as MISSING.
 
         Writes nothing if the blocks are THERE, or if another process is finishing the file.
         """

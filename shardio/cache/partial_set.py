@@ -43,8 +43,8 @@ _WHOLE = 3
 
 class PartialTable(MappedTable):
     """A table of `shards`, whose order, if it has one, is the mapped table `order`. Maps files of the copy as they
-    appear, and reads missing rows from the storage. Compares rows of an unfinished file, which nobody has verified yet,
-    with their crc32."""
+    appear, and reads missing rows from the storage. Compares rows of an unfinished, not yet verified file with their
+    crc32."""
 
     def __init__(self, table: StoredTable, order: MappedTable | None, shards: PartialSet) -> None:
         super().__init__(table, shards.folder, order)
@@ -151,8 +151,8 @@ class PartialTable(MappedTable):
             np.copyto(places[number].reshape(len(lines), -1, shape[2]), lines[:, columns])
 
     def _fetch(self, sample: int, out: NDArray[np.uint8]) -> None:
-        """Fills `out`, uint8 (row_nbytes,), with a sample's row: from the copy if it is THERE by then, or from the
-        storage.
+        """Fills `out`, uint8 (row_nbytes,), with a sample's row: from the copy if its blocks are THERE by now,
+        otherwise from the storage.
 
         If the sample's file is unfinished, reads whole blocks, and writes them into the file for all processes.
         """

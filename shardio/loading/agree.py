@@ -37,8 +37,7 @@ class Sheet(NamedTuple):
 
     def difference(self, other: Sheet) -> tuple[str, Any, Any] | None:
         """Returns (name, own value, other value) of a difference; None if there is none, or if the other rank is
-        behind. Epochs, consumed samples and transforms may become equal: `Agreement.check` compares them for a
-        while."""
+        behind. Epochs, consumed samples and transforms may become equal: `Agreement.check` compares these again."""
         for name in {**self.reads, **other.reads}:
             if self.reads.get(name) != other.reads.get(name):
                 return name, self.reads.get(name), other.reads.get(name)

@@ -197,8 +197,8 @@ def _announce(reader: Reader, request: Request, given_up: list[None], *, refused
 
 def _serve(jobs: _Jobs, closed: bytearray, owner: weakref.ref[GatherThreads]) -> None:
     """Runs a gather thread: makes the calls in the queue `jobs`, refused once `closed` is set, until anything else
-    comes. `owner`, a weak reference, is only kept alive here: when its GatherThreads is freed, it puts itself into
-    `jobs`."""
+    comes. This frame keeps `owner` alive, a weak reference that puts itself into `jobs` when its GatherThreads is
+    freed."""
     # These work ahead. The thread that asks for the next batch, here or in another rank, has the step to begin.
     preempt_nobody()
     rowread.end_with(closed)

@@ -35,7 +35,7 @@ MOST_AHEAD = 2
 
 class Tensors(NamedTuple):
     """A batch: `images` (B, C, H, W) in channels_last memory, a tuple if there are several views; `labels` and sample
-    `indices` (B,) int64 (None if nobody wants them), and `more`, arrays by name, (B, ...)."""
+    `indices`, int64 (B,); and `more`, arrays by name, (B, ...). `indices` are None if nobody wants them."""
 
     images: torch.Tensor | tuple[torch.Tensor, ...]
     labels: torch.Tensor

@@ -79,7 +79,7 @@ class Slot:
         )
 
     def put(self, name: str, array: NDArray[Any]) -> None:
-        """Replaces the array `name` by another, until `lay_out` is called for the next batch."""
+        """Replaces the array `name` by `array`, until `lay_out` is called for the next batch."""
         self.more = {**self.more, name: array}
 
     def new_memory(self, nbytes: int) -> NDArray[np.uint8]:

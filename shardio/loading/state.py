@@ -250,8 +250,8 @@ class Position:
 
 
 def plain(value: Any) -> Any:
-    """Returns a state, or a value in it, with plain numbers: a checkpoint may return scalars of NumPy, and 0-d arrays
-    or tensors."""
+    """Returns a state, or a value in it, with plain numbers: checkpoints may return NumPy scalars, and arrays without
+    axes."""
     if isinstance(value, Mapping):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

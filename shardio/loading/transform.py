@@ -185,7 +185,7 @@ class TransformStep:
 def _check_classes(
     transform: Transform, label_row: RowType | None, shards: AnySet, indices: NDArray[np.int64] | None
 ) -> None:
-    """Raises ValueError if the transform mixes labels that the split does not have, or has another `num_classes`."""
+    """Raises ValueError if the transform mixes labels that the split lacks, or if its `num_classes` is wrong."""
     for number in transform.mixed_classes:
         if label_row is None:
             raise ValueError("transform: Mixup and CutMix mix labels; found a split without labels: leave them out")

@@ -54,8 +54,7 @@ class Permutation:
         object.__setattr__(self, "_keys", round_keys(self.seed, self.epoch))
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the number at each position, int64. Raises ValueError for a position outside [0, n). `positions` must
-        be one-dimensional."""
+        """Returns the number at each of `positions`, (n,), int64. Raises ValueError for a position outside [0, n)."""
         return permute(check_below(self.n, positions), self.n, self._keys)
 
     def inverse(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:

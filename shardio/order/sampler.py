@@ -127,8 +127,7 @@ class Sampler:
             done, count = steps.stop, min(2 * count, _CHUNK)
 
     def _draws(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the position in `order` whose sample comes at each position of the epoch. They differ only with
-        `repeats`."""
+        """Returns the position in `order` for each position of the epoch. They differ only with `repeats`."""
         if self.repeats == 1:
             return positions
         batch, place = divide(positions - self.start, np.int64(self.global_batch_size))

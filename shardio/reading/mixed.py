@@ -23,8 +23,7 @@ SOURCE = "source"
 
 
 class MixedSet:
-    """The samples of several splits, numbered one split after the other. Has what a loader uses of ShardSet. Thread
-    safe.
+    """The samples of several splits, one split after the other, with what a loader uses of ShardSet. Thread safe.
 
     relabel[k][label] is the mixture's label for a label of split k. If relabel[k] is None, stored labels are kept.
     """

@@ -164,8 +164,7 @@ class Reader:
         raise NotImplementedError
 
     def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
-        """Copies a window of each sample's image into `out`, uint8 (n,), one after the other. The samples must
-        exist."""
+        """Copies a window of each sample into `out`, uint8 (n,), one after the other. The samples must exist."""
         raise NotImplementedError
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:

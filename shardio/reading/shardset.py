@@ -381,8 +381,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return self.values_of(LABELS_NAME, indices)
 
     def values_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns a copy of the array `name` for the samples `indices`, (B, ...). Raises the errors of
-        `gather_array`."""
+        """Returns a copy of the array `name` for the samples `indices`, (B, ...). Raises the errors of `gather`."""
         row = self.array(name).row
         values = np.empty((len(indices), *row.shape), row.dtype)
         self.gather_array(name, indices, values)
@@ -390,8 +389,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     @property
     def numbers(self) -> Numbers:
-        """For each array of shape (), by name, a function that returns its values for all samples. For
-        `Selection.samples`."""
+        """For each array of shape (), by name, a function that returns all its values, for `Selection.samples`."""
         every = np.arange(len(self))
         found = [name for name, array in self.content.arrays.items() if not array.row.shape]
         return {name: partial(self.values_of, name, every) for name in found}

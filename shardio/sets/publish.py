@@ -112,8 +112,8 @@ def _can_be_renamed(source: Path, root: Path) -> bool:
 
 def _make_movable(source: Path, names: list[str], folder: FolderHandle, file: AtomicFile) -> bool:
     """Gives the set in `source` the permissions of `folder`, and its files `names` those of `file`, both just made.
-    Syncs the files. Returns False if a sync fails: the set must then be copied, as a second sync would succeed without
-    writing.
+    Syncs the files. Returns False if a sync fails: the set must then be copied, as another sync would succeed without
+    effect.
 
     Raises FormatError if the set is incomplete, ConvertError if it has other files or permissions cannot be changed.
     """

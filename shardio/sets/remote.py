@@ -214,8 +214,7 @@ class RemoteStorage:
         return data
 
     def _ask(self, method: str, *arguments: object, deadline: float | None, **options: object) -> Any:
-        """Calls a method of fsspec's filesystem. `deadline`, of time.monotonic, counts if the filesystem is
-        asynchronous."""
+        """Calls `method` of fsspec's filesystem. `deadline`, of time.monotonic, holds for asynchronous filesystems."""
         filesystem = _filesystem(self._url)
         if not getattr(filesystem, "async_impl", False):
             return getattr(filesystem, method)(*arguments, **options)

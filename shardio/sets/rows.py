@@ -137,8 +137,7 @@ class ArrayWriter:
 class RowsFile(AtomicFile):
     """A file that is written row by row, in order, and hashed meanwhile.
 
-    Its header is written first, for `expected` rows. If there are more or fewer, `seal` corrects it and hashes the
-    file.
+    Its header is written first, for `expected` rows. If there are more or fewer, `seal` corrects it, and hashes again.
     """
 
     def __init__(self, path: Path | FileAt, row: RowType, expected: int) -> None:

@@ -178,7 +178,7 @@ class Selection:
 
         `rows` is the split's index, `of` has the set's classes, and `numbers` a function that reads each array, by
         name. Raises ValueError if the set lacks a class, number or sample of the conditions; SourceError if `indices`
-        in a file do not fit.
+        from a file do not fit.
         """
         if self.indices is not None:
             return self._numbers(self.indices, len(rows))

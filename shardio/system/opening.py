@@ -43,8 +43,7 @@ def limit_hint(code: int | None, text: object = "") -> str:
 
 @contextlib.contextmanager
 def naming(path: str | Path | FileAt) -> Iterator[None]:
-    """Adds `path`, which calls on descriptors do not know, and a `limit_hint` to the text of an OSError in the
-    block."""
+    """Adds `path`, which calls on descriptors do not know, and a `limit_hint` to an OSError raised in the block."""
     try:
         yield
     except OSError as error:
@@ -66,8 +65,8 @@ def owner_of(path: Path) -> str:
 @contextlib.contextmanager
 def naming_owner(folder: Path, way_out: str) -> Iterator[None]:
     """Adds the folder's owner, its permissions and the remedy `way_out` to a PermissionError in the block about
-    `folder`, a parent of it, or a path that begins like it. If `folder` does not exist, names the first parent that
-    exists."""
+    `folder`, a parent of it, or a path that begins like it. If `folder` does not exist, names its first existing
+    parent."""
     try:
         yield
     except PermissionError as error:
@@ -201,8 +200,7 @@ def open_untrusted(
     way_out: str = "",
     sole_name: bool = False,
 ) -> OpenFile:
-    """Opens a regular file, with the `flags` of os.open, that another user may have replaced with anything. Never
-    waits.
+    """Opens a regular file, by the `flags` of os.open, that another user may have replaced with anything. Never waits.
 
     Does not follow a symbolic link in the last component of `path`. Raises the exception `refusal`, whose message ends
     with `way_out`, unless the file is a regular file. With `sole_name`, needed for files that are written in place,
@@ -319,8 +317,7 @@ _asked: dict[int | None, str] = {}
 
 
 def last_asked(thread: int | None) -> str:
-    """Returns the path or name that a thread (a `threading.get_ident()`) last requested from an OpenFiles; "" if
-    none."""
+    """Returns the path or name that a thread, by its get_ident(), last requested from an OpenFiles; "" if none."""
     return _asked.get(thread, "")
 
 

@@ -146,8 +146,8 @@ class DaemonThread(threading.Thread):
 
 
 class Ticker(DaemonThread):
-    """A thread that calls `tick` every `seconds`. Ends at `close`, or when `owner` is freed: it does not keep `owner`
-    alive."""
+    """A thread that calls `tick` every `seconds`. Ends at `close`, or when `owner` is freed: it holds only a weak
+    reference to `owner`."""
 
     def __init__(self, owner: object, tick: Callable[[], object], seconds: float, name: str) -> None:
         self._ends: queue.SimpleQueue[object] = queue.SimpleQueue()
