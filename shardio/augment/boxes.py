@@ -32,7 +32,7 @@ MOST_DRAWS = 32
 class Looks:
     """Which samples a loader's batch has, int64 (B,), and in which pass over all samples of the split each comes.
 
-    `passes`, int64 (B,), are counted from 0. None: samples may repeat within a pass.
+    `passes`, int64 (B,), are counted from 0. If `passes` is None, samples may repeat within a pass.
     """
 
     samples: Numbers

@@ -287,8 +287,8 @@ def _draws(
 ) -> Draws:
     """Returns the random numbers of one call of a transform. A seed, epoch or view of None is taken from `given`.
 
-    `given` is the loader's batch, or None outside of a loader. Without it, None means 0, but torch draws the seed if
-    `indices` is None, too.
+    `given` is the loader's batch, or None outside of a loader. If `given` is None, None means 0, but torch draws the
+    seed if `indices` is None, too.
     """
     if given is not None:
         draws = given.draws

@@ -132,7 +132,8 @@ class Program:
         """Applies what is left of the transform. Returns images, labels or None, and masks by name or None.
 
         `images` are the results of `make`, (B, C, height, width) each, in channels_last memory, and may be changed in
-        place; or one batch for all views, if `make` was not called. For `labels` and `masks` see `Transform.__call__`.
+        place. If `make` was not called, they are one batch, for all views. For `labels` and `masks` see
+        `Transform.__call__`.
         """
         stand_in = torch.empty((), dtype=torch.uint8).expand((len(self), self.source[2], *self.source[:2]))
         moving = Masks.of(stand_in, masks, self.transform.mask_fill)

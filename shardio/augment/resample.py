@@ -27,7 +27,7 @@ Statistics = tuple[Sequence[float], Sequence[float]]
 
 @dataclass(frozen=True)
 class Filter:
-    """How a resize reads pixels. `cubic` says for each image whether "random" is bicubic, bool (B,)."""
+    """How a resize reads pixels. `cubic`, bool (B,), says for which images "random" means bicubic, not bilinear."""
 
     interpolation: Interpolation = "bilinear"
     antialias: bool = True

@@ -106,7 +106,7 @@ class Stage:
 
     @cached_property
     def _is_copy(self) -> bool:
-        """True if the results, before `steps`, are the images: no filter changes what keeps its size."""
+        """True if the results, before `steps`, are the images: a filter changes nothing if the size stays the same."""
         if self.canvas is not None or self.size != self.source[:2] or self.flips.any():
             return False
         return bool((self.boxes.sides == (0, 0, *self.size)).all())

@@ -261,7 +261,7 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
             self._tried_filling = False
 
     def _touch(self) -> None:
-        """Sets the mtimes of the lock file, which is the time of the last use, and of the marker file, if permitted."""
+        """Sets the mtime of the lock file, the time of the last use, and of the cache's marker file, if permitted."""
         with contextlib.suppress(OSError):
             os.utime(self._paths.cache / MARKER_NAME, follow_symlinks=False)
         with contextlib.suppress(OSError):

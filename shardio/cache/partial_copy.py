@@ -70,7 +70,7 @@ class FileBlocks:
         return max(1, -(-(self.nbytes - self.header_nbytes) // self.size))
 
     def start(self, block: int) -> int:
-        """Returns the byte of the file at which block number `block` begins, and the block before it ends."""
+        """Returns the offset in the file at which block number `block` begins. The block `count` begins at the end."""
         return min(self.header_nbytes + block * self.size, self.nbytes) if block else 0
 
     def around(self, start: int, stop: int) -> tuple[int, int]:
@@ -112,8 +112,8 @@ class PartialCopy:
     """
 
     def __init__(self, folder: Path | FolderHandle, manifest: Manifest, *, create: bool) -> None:
-        """Opens the file of states. With `create`, makes it if needed; otherwise raises OSError if it does not exist,
-        and CacheError if it is another user's or is being made."""
+        """Opens the file with the blocks' states. With `create`, makes it if needed. Otherwise raises OSError if the
+        file does not exist, and CacheError if the file is another user's or is being made."""
         self.blocks = blocks_of(manifest)
         self._folder = folder
         self._states_path = folder / (_STATES_PREFIX + boot_id())
@@ -123,8 +123,9 @@ class PartialCopy:
             file = open_in_cache(self._states_path, os.O_RDWR | (os.O_CREAT if create else 0))
             status = os.fstat(file.fileno())
             if not create and (status.st_size, status.st_uid) != (nbytes, os.geteuid()):
-                expected = f"expected a file of {nbytes:,} bytes that belongs to this user, found another"
-                raise CacheError(f"{self._states_path}: {expected}: run `shardio stage` again")
+                raise CacheError(
+                    f"{self._states_path}: expected {nbytes:,} bytes, and this user as owner: run `shardio stage` again"
+                )
             if status.st_size != nbytes:
                 os.ftruncate(file.fileno(), 0)
                 write_all(file.fileno(), bytes(nbytes))  # so a full disk is an error here
@@ -207,8 +208,11 @@ class PartialCopy:
         """Fills `buffer` with the bytes of an unfinished file, starting at byte `offset`."""
         with self.open(entry) as file, naming(self.path_of(entry)):
             if os.preadv(file.fileno(), [buffer], offset) < len(buffer):
-                found = "another process truncated this unfinished copy; the set itself is not affected"
-                raise OSError(errno.EIO, f"{found}: run `shardio stage` or the training again, to copy the file again")
+                raise OSError(
+                    errno.EIO,
+                    f"expected {entry.nbytes} bytes in this unfinished copy, found fewer: another process cut it off. "
+                    "The set is not affected: run `shardio stage` or the training again, which copies the file again",
+                )
 
     def write(self, entry: FileEntry, offset: int, data: memoryview) -> None:
         """Writes `data` into an unfinished file at byte `offset`, and marks the blocks that it covers as THERE."""
@@ -293,7 +297,8 @@ class PartialCopy:
 
 
 def remove_parts(folder: FolderHandle) -> None:
-    """Removes a copy's unfinished files, and the states of their blocks. Processes may still use them if open."""
+    """Removes a copy's unfinished files, and the states of their blocks. Processes with open files may still use
+    these."""
     _remove(folder, lambda name: name.startswith(_STATES_PREFIX) or (name[:1] == "." and name.endswith(_PART_SUFFIX)))
 
 

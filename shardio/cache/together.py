@@ -95,7 +95,7 @@ class Run(NamedTuple):
 def joined(pieces: Sequence[Piece]) -> list[Run]:
     """Returns the bytes of `pieces` as runs: pieces that follow each other in a file become one run.
 
-    Bytes from the source and bytes from another node are never in one run.
+    Bytes that are read from the source and bytes that are read from a copy are never in one run.
     """
     runs: list[Run] = []
     place = 0
@@ -298,7 +298,7 @@ class Together:
         return found, (number, block)
 
     def _mark(self, plan: WindowPlan, state: int) -> None:
-        """Sets the state of the blocks of `plan` that this node lacks, so its other processes see it."""
+        """Sets the state of the blocks of `plan` that this node lacks, so other processes of the node see it."""
         for run, begin, end in self._lacking(plan):
             self.partial.mark(run.entry, state, begin, end)
 

@@ -158,7 +158,8 @@ class ArrayEntry:
 class SplitEntry:
     """The samples of a split: an index of one row per sample, arrays and, unless the set has no pixels, shards.
 
-    Sample i is row i of the shards, counted over all shards. With an order, it is row `order[i]`.
+    The pixels of sample i are row i of the shards, counted over all shards; or, with an `order`, the row that the table
+    orders[order] gives for sample i.
     """
 
     num_samples: int

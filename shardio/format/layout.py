@@ -199,8 +199,8 @@ def index_name(split: str) -> str:
 def pixels_row(sample_shape: SampleShape, pixels: object = "rgb") -> RowType:
     """Returns the type of a stored row of pixels, uint8. Raises ValueError if samples cannot be stored so.
 
-    "rgb" stores (height, width, channels), of any channels. "yuv420" stores a plane of luma, (height, width), then two
-    planes of chroma of half the height and width: (height * 3 / 2, width) together.
+    "rgb" stores (height, width, channels), with any number of channels. "yuv420" stores a plane of luma, (height,
+    width), then two planes of chroma of half the height and width: (height * 3 / 2, width) together.
     """
     height, width, channels = sample_shape
     if pixels not in ("rgb", "yuv420"):

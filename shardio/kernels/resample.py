@@ -132,10 +132,10 @@ def resample(
     - `axes`, (B, 2, 4): start, scale, low and high, for rows and then for columns. Output i is centered at start +
       scale * (i + 1/2) in the image. The filter uses the pixels from low to high, which must lie inside the window.
     - `flips`, (B,): whether to mirror a result; `cubic`: whether the filter is bicubic, not bilinear, for all or (B,)
-    - `lanczos`, `box`: whether the filter is Lanczos' with three lobes, or the mean of a box, instead, for all
+    - `lanczos`, `box`: whether the filter of all images is Lanczos' with three lobes, or the mean of a box
     - `wide`: whether weights have 22 binary places, as in Pillow, and not at most 16 bits, as in torch
-    - `resized`: the size of the whole resized image (default: the size of `out`); `first`: the row and column of it
-      where `out` begins. Pixels outside of the resized image are black.
+    - `resized`: the size of the whole resized image (default: the size of `out`); `first`: the row and column of the
+      resized image where `out` begins. Pixels outside of it are black.
     - `lines`: the index in `out` of each result; None for one result after the other
     - `out`: uint8; with `affine`, (2, C), a factor and an offset per channel: float32, float16, or bfloat16 as uint16
 

@@ -272,8 +272,8 @@ class ShardLoader:
     def peek(self) -> tuple[Any, ...]:
         """Returns the batch that comes next, and moves nothing: for a picture, a lazy model, a compiler's warm-up.
 
-        That is the batch of the iterator that delivered last; between epochs, the first of the next epoch. It is read
-        for you alone, and again for the loop. torch's generators are put back.
+        That is the next batch of the iterator that delivered last; between epochs, the first batch of the next epoch.
+        It is read for you alone, and again for the loop. torch's generators are restored.
         """
         check_world(self.world)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):

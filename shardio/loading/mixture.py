@@ -134,7 +134,7 @@ def _join(sets: Sequence[ShardSet], classes: Classes) -> MixedSet:
             )
     if classes == "join" and first.label_row != LABEL_ROW:
         raise ValueError(
-            f'{first.path}: classes="join" needs class numbers, found {first.label_row or "no labels"}: use "stored"'
+            f'{first.path}: classes="join" needs class numbers, found {first.label_row or "none"}: use classes="stored"'
         )
     if classes != "join":
         same = all(one.classes == first.classes for one in sets)

@@ -59,7 +59,8 @@ class Slot:
         return self.views[0]
 
     def lay_out(self, *results: tuple[tuple[int, ...], Any]) -> None:
-        """Makes `views` arrays of these shapes and dtypes, one after the other in memory. Their contents are undefined.
+        """Makes a new array of `views` for each of `results`, (shape, dtype), one after the other, with undefined
+        contents.
 
         The arrays use the same memory if the memory is large enough.
         """

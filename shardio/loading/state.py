@@ -218,7 +218,7 @@ class Position:
         mine = self.state()
         lacking = [name for name in mine if name not in state]
         if lacking and not {"order_version", "epoch", "consumed"} <= state.keys():
-            raise ValueError(f"expected what state_dict() of a ShardLoader returned, but it lacks {', '.join(lacking)}")
+            raise ValueError(f"expected a state from state_dict() of a ShardLoader, but it lacks {', '.join(lacking)}")
         for name in dict.fromkeys([*identity, *(state.keys() - mine.keys())]):
             here, there = identity.get(name), state.get(name)
             # Types come first: comparing arrays, say, does not return a bool.

@@ -115,7 +115,7 @@ class Turns:
 
 @lru_cache(16)  # computing a long period takes a tenth of a second
 def _turns_of(shares: tuple[int, ...]) -> Turns:
-    """Returns the turns of shares in lowest terms: those of two periods if the sum of the shares is odd."""
+    """Returns the turns of `shares`, which are in lowest terms: of two periods if the sum of the shares is odd."""
     return Turns(tuple(share * (1 + sum(shares) % 2) for share in shares))
 
 

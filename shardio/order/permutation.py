@@ -58,7 +58,7 @@ class Permutation:
         return permute(check_below(self.n, positions), self.n, self._keys)
 
     def inverse(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the position of each number, int64: the inverse of `__call__`. Raises ValueError outside [0, n)."""
+        """Returns the position of each of `numbers`, int64. Raises ValueError for a number outside [0, n)."""
         return _walk(_decrypt, check_below(self.n, numbers), self.n, self._keys)
 
 

@@ -140,7 +140,7 @@ def read_ahead_batches(batch_nbytes: int, left: int | None) -> int:
 
 
 def alignment_of(shards: ShardSet) -> int | None:
-    """Returns the alignment in bytes that O_DIRECT requires for the set's files; None if it does not work there."""
+    """Returns the alignment in bytes that O_DIRECT requires for the set's files; None if O_DIRECT does not work."""
     return direct_alignment(shards.path_of(shards.content.files[-1]))
 
 

@@ -83,7 +83,7 @@ def _short(value: object) -> str:
 
 
 def flattened(values: Mapping[str, Any] | Sequence[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (path, text) of each value in a provenance, such as ("conversion.size", "256, 256")."""
+    """Yields (path, text) of each value, such as ("conversion.size", "256, 256"). `prefix` begins each path."""
     for name, value in values.items() if isinstance(values, Mapping) else enumerate(values):
         if isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(x, (dict, list)) for x in value)):
             yield from flattened(value, f"{prefix}{name}.")

@@ -285,7 +285,7 @@ async def _fetch(filesystem: Any, url: str, most: int, start: int | None = None)
         answer.raise_for_status()
         if answer.status != 206 and (start or answer.status != 200):
             raise ValueError(
-                f"expected HTTP status 206, found {answer.status}: the server cannot send a part of a file: use another"
+                f"expected HTTP status 206, found {answer.status}: it sends no parts of files: use another server"
             )
         if (coding := answer.headers.get("Content-Encoding", "identity")) not in ("", "identity"):
             raise ValueError(f"expected the file as it is, the server sent it compressed ({coding!r:.40})")

@@ -201,7 +201,7 @@ class FileCopier:
         raise self.damaged(entry, found)
 
     def damaged(self, entry: FileEntry, found: str) -> FormatError:
-        """Returns the FormatError for a file of the storage with the sha256 `found`. Adds it to `storage.damaged`."""
+        """Returns the FormatError for a file with the sha256 `found`. Adds the file's name to `storage.damaged`."""
         self.storage.damaged.add(entry.file)
         path = self.storage.path_of(entry)
         # `verify` takes no URL. A merge copies from several folders.
