@@ -210,7 +210,7 @@ class PartialCopy:
             if os.preadv(file.fileno(), [buffer], offset) < len(buffer):
                 raise OSError(
                     errno.EIO,
-                    f"expected {entry.nbytes} bytes in this unfinished copy, found fewer: another process cut it off. "
+                    f"expected {entry.nbytes} bytes in this unfinished copy, found fewer: a process truncated it. "
                     "The set is not affected: run `shardio stage` or the training again, which copies the file again",
                 )
 
