@@ -60,7 +60,8 @@ class ArraySpec:
         return found
 
     def check_dtype(self, value: object, where: str = "") -> NDArray[Any]:
-        """Returns `value` as an array of its own shape. Raises TypeError unless it has the declared dtype."""
+        """Returns `value` as an array of the declared dtype and of any shape. Raises TypeError, whose message begins
+        with `where`, if `value` is no array or has another dtype."""
         try:
             found = np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: of tensors
@@ -83,7 +84,8 @@ def as_float32(label: object) -> NDArray[np.float32]:
 
 
 def label_array(label: Label) -> tuple[ArraySpec, ...]:
-    """Returns a tuple with the spec of a split's array of labels, given any label; () if these are integers or None."""
+    """Returns a tuple with the spec of a split's array of labels. `label` is any label of the split. Returns () if
+    `label` is an integer or None: a split with such labels has no array of labels."""
     if not isinstance(label, tuple):
         return ()
     return (ArraySpec(LABELS_NAME, "array", RowType("<f4", (len(label),) if len(label) > 1 else ()), "label"),)
@@ -92,16 +94,15 @@ def label_array(label: Label) -> tuple[ArraySpec, ...]:
 def declare(
     arrays: Mapping[str, ArrayDeclaration], sample_shape: SampleShape | None, taken: Iterable[str] = ()
 ) -> tuple[ArraySpec, ...]:
-    """Returns the specs of the arrays in the declarations `arrays`, for samples of `sample_shape`.
-
-    Raises ValueError or TypeError for a name in `taken`, or a declaration that is invalid or does not fit the samples.
-    """
+    """Returns the specs of the arrays in the declarations `arrays`, for samples of `sample_shape`. Raises ValueError or
+    TypeError for a declaration that is invalid or does not fit the samples, and for a name in `taken`: names that mean
+    something else."""
     taken = set(taken)
     specs = []
     for name, declaration in arrays.items():
         check_array_name(name)
         if name in taken or name == LABELS_NAME:
-            raise ValueError(f"array {name!r}: expected another name, as a sample already has a part with this name")
+            raise ValueError(f"array {name!r}: expected another name, as {name!r} means another part of a sample")
         is_triple = isinstance(declaration, (tuple, list)) and len(declaration) == 3
         if not is_triple or not isinstance(declaration[2], (tuple, list)):
             expected = '("array", "float16", (768,)), or ("array", "int64", ()) for single numbers'
@@ -117,7 +118,8 @@ def declare(
 
 
 def label_name(names: Iterable[str], where: str = "") -> str:
-    """Returns "label" or "labels", if in `names`, or "". Raises ValueError, which begins with `where`, for both."""
+    """Returns "label" or "labels", whichever is in `names`, or "". Raises ValueError for both; it begins with
+    `where`."""
     found = [name for name in names if name in ("label", LABELS_NAME)]
     if len(found) > 1:
         raise ValueError(f"{where}expected labels under one name, found {found[0]!r} and {found[1]!r}: drop one")
@@ -126,11 +128,11 @@ def label_name(names: Iterable[str], where: str = "") -> str:
 
 def check_count(specs: Sequence[ArraySpec]) -> None:
     if len(specs) > MAX_ARRAYS:
-        raise ValueError(f"a set may have at most {MAX_ARRAYS} arrays; found {len(specs)} arrays")
+        raise ValueError(f"a set may have at most {MAX_ARRAYS} arrays; found {len(specs)} arrays: leave some out")
 
 
 def check_splits(splits: Iterable[str], specs: Sequence[ArraySpec]) -> None:
-    """Raises ValueError if an array's files would have the names of another split's shards."""
+    """Raises ValueError if files of an array in `specs`, for any of `splits`, had names of another split's shards."""
     there = {split.lower(): split for split in splits}
     for split in there.values():
         for spec in specs:

@@ -36,7 +36,8 @@ _POLL_SECONDS = 0.2
 
 
 def published(plan: Plan) -> Manifest | None:
-    """Returns the manifest if OUT holds this plan's finished set, or None. Raises ConvertError for another set."""
+    """Returns the manifest of the set in OUT, or None if OUT has no manifest. Raises ConvertError if the set in OUT was
+    not made by this plan."""
     out = plan.out
     if not os.path.lexists(out / MANIFEST_NAME):
         return None
@@ -53,8 +54,8 @@ def published(plan: Plan) -> Manifest | None:
 def claimed(plan: Plan, has_begun: Callable[[], bool]) -> Iterator[Path | None]:
     """Makes OUT the folder of this plan, and yields the path of a file that this call has made in the work folder.
 
-    While the file exists, other calls leave the plan in place. Yields None if another process has finished the same
-    conversion. If the block fails before `has_begun()` is true, removes what this call made in OUT. Raises ConvertError
+    While the file exists, other calls leave the plan in place. Yields None if OUT holds the plan's finished set. If the
+    `with` block fails while `has_begun()` still returns False, removes what this call made in OUT. Raises ConvertError
     if OUT holds anything else, such as another conversion.
     """
     out, work = plan.out, plan.out / WORK_FOLDER
@@ -79,7 +80,8 @@ def claimed(plan: Plan, has_begun: Callable[[], bool]) -> Iterator[Path | None]:
 
 
 def _claim(plan: Plan, run_file: Path) -> bool:
-    """Claims OUT for the plan. Returns False if OUT already holds the plan's finished set. See `claimed`."""
+    """Claims OUT for the plan, and creates `run_file` in its work folder. Returns False if OUT already holds the plan's
+    finished set. Raises ConvertError if OUT holds anything else."""
     out, work = plan.out, plan.out / WORK_FOLDER
     try:
         check_free(out)
@@ -127,9 +129,10 @@ def _claim(plan: Plan, run_file: Path) -> bool:
 def turn(plan: Plan, on_wait: Callable[[str], None]) -> Iterator[None]:
     """Waits until no other process converts the same part of the plan: all ranks of a job may call `convert` at once.
 
-    The lock is a file in the work folder, which names its holder. On a filesystem without locks, or without locks
-    between machines, several processes make the same shards, which is only slower. Calls `on_wait` once, with a text
-    about the holder, if there is one. Raises FileNotFoundError if the folder is gone: the other process published.
+    The lock is a file in the work folder. Its text names the process that holds the lock. If another process holds the
+    lock, calls `on_wait` once, with a line that names that process. On a filesystem without locks, or without locks
+    between machines, several processes make the same shards, which is only slower. Raises FileNotFoundError if the work
+    folder is gone, because another process has published the set.
     """
     path = plan.out / WORK_FOLDER / "part-{}-of-{}.lock".format(*plan.options.part or (1, 1))
     here, told = f"process {os.getpid()} on {ascii(socket.gethostname())[1:-1]}", False
@@ -160,8 +163,8 @@ def turn(plan: Plan, on_wait: Callable[[str], None]) -> Iterator[None]:
 
 
 def _take_back(out: Path) -> None:
-    """Removes the plan from OUT, unless another call uses it or a shard is finished. Raises OSError if OUT is not empty
-    afterwards."""
+    """Removes the work folder from OUT if OUT and the work folder hold nothing but the plan. Raises OSError, and leaves
+    the plan in place, if another call has put a file into the work folder meanwhile."""
     work = out / WORK_FOLDER
     if os.listdir(out) == [WORK_FOLDER] and set(os.listdir(work)) <= {PLAN_NAME}:
         path = work / PLAN_NAME

@@ -64,7 +64,8 @@ MASK = "mask"
 
 
 def check(src: Src, out: Path | None, options: ConvertOptions) -> None:
-    """Raises an error for the first invalid argument that is found without a scan of SRC. `out` may be None."""
+    """Checks the arguments as far as possible without a scan of SRC, and raises an error for the first invalid one. If
+    `out` is None, nothing about OUT is checked."""
     if isinstance(src, (str, os.PathLike)):
         check_local(src, SourceError, "images are read from files, so copy or mount them here first")
         if out is not None:
@@ -116,7 +117,8 @@ def collect(src: Src, options: ConvertOptions) -> Collection:
 
 
 def _words(src: str | os.PathLike[str], options: ConvertOptions) -> list[str]:
-    """Returns the arguments of `shardio` for a conversion of SRC, with the options that a scan depends on."""
+    """Returns the words of the command that converts SRC, such as ["convert", "photos/", "OUT", "--labels", "leaf"]. Of
+    the options, it has those that a scan depends on, if they differ from their defaults."""
     words = ["convert", os.fspath(src), "OUT"]
     for name in ("source", "labels", "empty_classes", "unlabeled", "masks", "mask_suffix", "val"):
         if (value := getattr(options, name)) != getattr(ConvertOptions, name):
@@ -129,7 +131,8 @@ def _words(src: str | os.PathLike[str], options: ConvertOptions) -> list[str]:
 
 
 def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyClasses) -> Iterator[Collection]:
-    """Yields the collection of SRC, without masks, for each value of `empty_classes` in `ways`. Scans SRC only once."""
+    """Yields a collection of SRC, without masks, for each of `ways`, which are values of the option `empty_classes`.
+    Scans SRC only once."""
     contents = _read_tables(options)
     told = {split for split, content in contents.items() if content.label_names}
     labels = "none" if "" in told else None if told and options.labels in OF_TABLES else options.labels
@@ -142,10 +145,9 @@ def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyC
 
 
 def read_again(src: Path, keys: Set[bytes]) -> Collection:
-    """Scans SRC again, and returns its collection with the keys that a set made from SRC has.
-
-    `keys` are some keys of the set. For parquet files, they show which columns had the labels and the splits.
-    """
+    """Scans SRC again, for a set that was made from SRC, and returns a collection with the keys of the set's samples.
+    `keys` are some of these keys. They matter only for parquet files, whose keys depend on the columns of labels and
+    splits: columns are tried until one of `keys` is found."""
     tries: list[tuple[str | os.PathLike[str], Labels | None]] = [(src, "none"), (src, None)]
     for given, labels in tries:  # which grows
         try:
@@ -169,8 +171,9 @@ def read_again(src: Path, keys: Set[bytes]) -> Collection:
 def annotate(collection: Collection, options: ConvertOptions) -> Collection:
     """Returns the collection with an array of masks if `options.masks` is given; otherwise unchanged.
 
-    The array has the dtype of the first readable mask. Raises SourceError if no image of the first 1,000 has a readable
-    mask, and ValueError if the collection has no images.
+    The array has the dtype of the first readable mask. If `options.masks` is SRC itself, the masks are taken out of the
+    images. Raises SourceError if none of the first 1,000 images has a readable mask, and ValueError if the collection
+    has no images or the masks cannot be told from the images.
     """
     if options.masks is None:
         return collection
@@ -216,7 +219,8 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
 
 
 def _tables(options: ConvertOptions) -> Mapping[str, Table]:
-    """Returns the tables in `options.table` by split; a table for all splits by "". Refuses two names of one split."""
+    """Returns the tables in `options.table`, by split, or {"": table} for one table of all splits. Raises SourceError
+    if two words name one split, such as val and dev."""
     given = options.table if isinstance(options.table, Mapping) else {"": options.table}
     tables = {word: one if isinstance(one, Table) else Table(one) for word, one in given.items() if one is not None}
     for word in filter(None, tables):
@@ -234,10 +238,11 @@ def _read_tables(options: ConvertOptions) -> Mapping[str, Contents]:
 def list_source(
     src: str | os.PathLike[str], options: ConvertOptions, labels: Labels | None, told: Set[str] = frozenset()
 ) -> Listing:
-    """Scans SRC, and returns the Listing of its images or arrays, without the labels of the splits in `told`.
+    """Scans SRC, and returns the Listing of its images or arrays.
 
-    If it is ambiguous whether folders are classes, `labels` decides. With "none", no kind of SRC needs labels. Raises
-    SourceError if SRC cannot be converted, or could be of two kinds.
+    `labels` is used in place of the option: it decides if folders may or may not be classes, and "none" says that
+    images need no labels. `told` are the splits whose labels come from `options.table`: their images get no labels
+    here. Raises SourceError if SRC cannot be converted, or could be of two kinds.
     """
     table, path = src if isinstance(src, Table) else Table(src), Path(os.path.abspath(src))
     kind: str = options.source
@@ -274,7 +279,8 @@ def list_source(
 
 
 def find_kind(src: Path) -> str:
-    """Returns the kind of storage in SRC, never "auto". Raises SourceError if it could be of two kinds, or none."""
+    """Returns the kind of storage in SRC, such as "tree". Raises SourceError if SRC could be of two kinds, or of no
+    kind."""
     if src.is_file():
         return _kind_of_file(src)
     if not src.is_dir():
@@ -318,7 +324,7 @@ def _two_kinds(src: Path, *found: tuple[str, str]) -> SourceError:
 
 
 def _holds_archives(folder: Path) -> bool:
-    """Whether a folder has archives, and no folders, images, or parquet files about anything but the archives."""
+    """Whether a folder has archives, no folders or images, and no parquet files except those that describe a tar."""
     names = []
     for entry in entries(folder):
         if entry.is_dir() or has_image_suffix(entry.name):
@@ -328,7 +334,7 @@ def _holds_archives(folder: Path) -> bool:
 
 
 def _alone(names: Sequence[str]) -> list[str]:
-    """Returns the parquet files without a tar of the same name, which they would describe (as img2dataset does)."""
+    """Returns the parquet files in `names` that have no tar of the same name: img2dataset describes each tar by one."""
     return [name for name in names if name.endswith(".parquet") and f"{name[:-8]}.tar" not in names]
 
 

@@ -88,7 +88,8 @@ _MOST_NAMED = 20
 
 
 class Conversion:
-    """The work of one call of `convert` after planning: finds or makes shards, publishes. Not thread safe."""
+    """One call of `convert` after planning: makes the missing shards of its part, and publishes the set if no shard of
+    any part is missing then. Not thread safe."""
 
     def __init__(self, plan: Plan, engine: Engine, on_progress: Callable[[Progress], None] | None) -> None:
         self._plan = plan
@@ -188,7 +189,8 @@ class Conversion:
         return records
 
     def _discard_damaged(self, records: dict[str, ShardRecord]) -> list[str]:
-        """Discards records of shards with a damaged file, in OUT and in `records`. Returns these shards' names."""
+        """Removes the records of shards that have a damaged file, from OUT and from `records`, which are by name of the
+        shard. Returns the names of these shards."""
         owners = {entry: name for name, record in records.items() for entry in record.files}
         out, workers = self._plan.out, count_workers(self._plan.options.workers)
         copier = FileCopier(FolderStorage(out), workers, "shardio-compare")
@@ -227,7 +229,7 @@ class Conversion:
         }
         for name, records in records_of.items():
             if not any(len(record.rows) for record in records):
-                raise ConvertError(f"{plan.out}: split {name!r}: every image was refused: mend some, or leave it out")
+                raise ConvertError(f"{plan.out}: split {name!r}: every image was refused: mend some, or drop the split")
         splits = {name: self._publish_split(name, records) for name, records in records_of.items()}
         rejects = write_rejects(plan.out, (one for task in plan.tasks for one in self._records[task.name].rejects))
         provenance = {"conversion": plan.describe(), "libraries": library_versions()}
@@ -245,7 +247,7 @@ class Conversion:
         return manifest
 
     def _publish_split(self, name: str, records: Sequence[ShardRecord]) -> SplitEntry:
-        """Writes the index, the small arrays and the checksums of a split. Returns its entry for the manifest."""
+        """Writes the index, small arrays and checksums of the split `name`, and returns the split's manifest entry."""
         plan = self._plan
         rows = np.concatenate([record.rows for record in records])
         joined = joined_arrays(plan, rows, records)

@@ -62,10 +62,11 @@ _GUARD = 'a script that calls shardio.convert must do so under `if __name__ == "
 
 @dataclass(frozen=True)
 class Engine:
-    """Runs tasks in this process, in worker processes, or on a Dask cluster. Refuses contradicting arguments."""
+    """Runs tasks in this process, in worker processes, or on a Dask cluster. Raises ValueError if `serial` is true and
+    `options` asks a scheduler for several cores for each shard."""
 
     options: ConvertOptions
-    """`workers` are the cores to use, by default all; with a `scheduler`, the cores for each shard, by default one."""
+    """Only `workers` and `scheduler` are used. With a `scheduler`, `workers` is the number of cores for each shard."""
     serial: bool = False
     """Whether each worker has one thread, and a single worker runs in the calling thread: for Python datasets."""
 
@@ -88,11 +89,9 @@ class Engine:
                 pass
 
     def run(self, tasks: Sequence[ShardTask], report: Report, run_file: Path) -> list[ShardRecord]:
-        """Runs all tasks, and returns their records in the order of the tasks.
-
-        `report` is called in the calling thread. The work stops if `report` raises, if a task fails, or on Ctrl-C.
-        `run_file` is the path of a file to create, for the progress of tasks in other processes: see `run_on_pool`.
-        """
+        """Runs all tasks, and returns their records in the order of the tasks. `report` is called in the calling
+        thread, with counts of sources: see `Report`. The work stops if `report` raises, if a task fails, or on Ctrl-C.
+        `run_file` is the path of the run file, which is created only for tasks in other processes."""
         if not tasks:
             return []
         if self.options.scheduler is not None:
@@ -154,18 +153,18 @@ class Pool:
         self._executor = executor
 
     def check(self, terms: Terms) -> None:
-        """Raises ConvertError if a machine that the pool knows does not meet the terms. Each task checks again."""
+        """Raises ConvertError if a machine of the pool does not meet the terms. Here only tasks check their machine."""
 
     def most_in_flight(self) -> int:
-        """Returns the maximum number of submitted tasks: here no limit, as executors queue tasks in this process."""
+        """Returns the maximum number of unfinished tasks to submit. No limit here: an executor queues tasks itself."""
         return sys.maxsize
 
     def submit(self, call: Callable[..., ShardRecord], *arguments: object) -> Future[ShardRecord]:
         return self._executor.submit(call, *arguments)
 
     def do_alone(self, task: ShardTask, number: int, terms: Terms) -> ShardRecord:
-        """Does a task that was running when the pool broke, while no other task runs. `number` is its row in the run
-        file. Raises BrokenExecutor if it cannot."""
+        """Runs a task again that was running when the pool broke, while no other task runs. Returns the task's record.
+        `number` is the task's row in the run file. Raises BrokenExecutor if the pool cannot run it, as here."""
         raise BrokenExecutor("the pool cannot be started again.")
 
     def forget(self, future: Future[ShardRecord]) -> None:
@@ -182,8 +181,9 @@ def run_on_pool(
 ) -> list[ShardRecord]:
     """Runs all tasks, each with `threads` threads, and returns their records in the order of the tasks.
 
-    The work stops if `report` raises, if a task fails, or on Ctrl-C: tasks that have not begun are cancelled, and
-    `run_file` is removed, which stops running tasks. Raises ConvertError if the pool fails.
+    Creates the run file at the path `run_file`, and calls `report` in this thread with what the tasks write there. The
+    work stops if `report` raises, if a task fails, or on Ctrl-C: tasks that have not begun are cancelled, and the run
+    file is removed, which stops running tasks. Raises ConvertError if the pool fails.
     """
     counts = told = np.zeros((len(tasks), 2), np.int64)
     run_file.write_bytes(bytes(len(tasks) * _COUNTS.itemsize))
@@ -242,7 +242,8 @@ def run_on_pool(
 
 
 def _read_counts(run_file: Path) -> NDArray[np.int64]:
-    """Returns (sources done, sources refused) per task, int64 (tasks, 2). Raises FileNotFoundError without the file."""
+    """Returns the counts in the run file, int64 (tasks, 2): sources done, and sources refused among them. Raises
+    FileNotFoundError if the run file is gone."""
     return np.frombuffer(read_untrusted(run_file), _COUNTS.base).astype(np.int64).reshape(-1, 2)
 
 
@@ -256,7 +257,7 @@ def _result(future: Future[ShardRecord], task: ShardTask, run_file: Path) -> Sha
         _read_counts(run_file)
         if isinstance(error, (ShardioError, OSError)):
             raise
-        what = "stopped unexpectedly: does its machine see OUT?" if isinstance(error, Stop) else ""
+        what = "stopped unexpectedly, perhaps because its machine does not see OUT" if isinstance(error, Stop) else ""
         raise ConvertError(f"{task.name}: {what or f'{type(error).__name__}: {error}'}. {RESUME}") from error
 
 
@@ -406,10 +407,11 @@ class _Cluster(Pool):
 
 
 def _work(task: ShardTask, number: int, terms: Terms, threads: int, alone: bool = False) -> ShardRecord:
-    """Runs a task in a worker and returns its record. `alone`: writes counts after each source, not once a second.
+    """Runs a task in a worker and returns its record. `number` is the task's row in the run file.
 
-    If the task has a record, because Dask runs it again after losing the worker that finished it, the record is
-    returned. A repair ignores the record: a conversion killed right after publishing leaves records of damaged files.
+    With `alone`, counts are written after each source, not once a second. If the task already has a record, returns
+    that record: Dask runs a task again if it loses the worker that finished the task. A repair ignores records, which a
+    conversion that was killed right after publishing may have left.
     """
     terms.check()
     if "torch" in sys.modules and multiprocessing.parent_process() is not None:
@@ -432,7 +434,7 @@ class TaskLine:
         self._look_seconds, self._next_look = look_seconds, 0.0
 
     def report(self, done: int, refused: int, /) -> None:
-        """Adds to the counts, and every `look_seconds` writes them to the file. Raises Stop if the file is gone."""
+        """Adds sources to the counts, and writes them every `look_seconds`. Raises Stop if the run file is gone."""
         self._counts += np.array((done, refused), _COUNTS.base)
         now = time.monotonic()
         if now < self._next_look:

@@ -44,6 +44,7 @@ class Estimate:
     notes: tuple[str, ...]
     """In words, what the conversion has understood or guessed of SRC, such as classes and the column of the labels."""
     ignored: Mapping[str, int]
+    """Entries of SRC that would not be converted, per reason."""
     source_nbytes: int | None
     """Size of the encoded images, approximate for parquet; None if it is unknown without reading them."""
     num_shards: int
@@ -57,7 +58,7 @@ class Estimate:
     free_nbytes: int | None
     """Free bytes on the filesystem of OUT; None without OUT."""
     facts: Mapping[str, int]
-    """As in `ConvertReport`, of the measured sources alone."""
+    """As `ConvertReport.facts`, but only for the sources that were measured."""
     num_measured: int
     """Sources that were read, decoded and resized to measure the rate, chosen at random."""
     refused: Mapping[str, int]
@@ -153,11 +154,9 @@ def estimate(
 def _measure(
     task: ShardTask, sources: Sequence[Source], workers: int, seconds: float
 ) -> tuple[float, list[PreparedSample | Reject]]:
-    """Measures the rate of a conversion on random sources, always the same, for about `seconds`.
-
-    Returns (images per second of all workers; the outcome for each measured source, without arrays). `task` is any task
-    of the conversion; its own sources are not used.
-    """
+    """Measures the rate of a conversion for about `seconds`, on some of `sources`, in a fixed random order. Returns
+    (images per second of all `workers` together; a PreparedSample without arrays, or a Reject, for each source that was
+    measured). `task` is any task of the conversion; the sources of `task` are not used."""
     order = np.random.default_rng(0).permutation(len(sources))
     found: dict[Source, Future[bytes | DatasetItem]] = {}
     if task.origin.copies_nbytes():  # a conversion reads copies instead, so reading is not timed

@@ -48,7 +48,7 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True)
 class Progress:
-    """How many sources of a conversion, or of one part of a conversion, are done."""
+    """How many sources of a conversion, or of one part of a conversion, are done. `refused` counts some of the done."""
 
     done: int
     refused: int
@@ -60,7 +60,7 @@ class Progress:
     notes: tuple[str, ...] = field(default=(), compare=False)
     """In words, what the conversion has understood or guessed of SRC."""
     waits: str = ""
-    """In words, the call for which this call waits because it makes the same shards; "" if there is none."""
+    """In words, the other call that makes the same shards, for which this call waits; "" if this call does not wait."""
 
 
 def _option(default: Any, help: str, *, metavar: str | None = None, least: int | None = None) -> Any:
@@ -220,7 +220,8 @@ class ConvertOptions:
         return None if self.size is None else (*self.size, 3)  # type: ignore[misc]  # __post_init__ made it a tuple
 
     def without_pixels(self) -> "ConvertOptions":
-        """Returns the options with size=None, for samples without pixels. Raises ValueError for options of images."""
+        """Returns the options with size=None, for samples without pixels. Raises ValueError if an option that is only
+        for images differs from its default."""
         plain = replace(ConvertOptions(), size=self.size and ConvertOptions.size)
         if given := [name for name in _OF_IMAGES if getattr(self, name) != getattr(plain, name)]:
             raise ValueError(
@@ -236,7 +237,8 @@ class ConvertOptions:
         return described
 
     def as_described(self, values: Mapping[str, Any]) -> "ConvertOptions":
-        """Returns these options with `values`, a result of `describe`, for their own. Raises ValueError for others."""
+        """Returns a copy of these options, with the values that another call of `describe` returned. Raises ValueError
+        if `values` is not a result of `describe`."""
         try:
             # Manifests of older versions lack `pixels`.
             values = {name: getattr(ConvertOptions, name) for name in ("pixels", *_RARE)} | dict(values)
@@ -253,14 +255,14 @@ def _deciding(size: object) -> tuple[str, ...]:
 
 
 def literal_of(one: "Field[Any]") -> Any:
-    """Returns the Literal type of an option's values, such as FitMode, also if the option may be None; else None."""
+    """Returns the Literal in the type of an option, such as Labels of `Labels | None`; None if there is no Literal."""
     return next((kind for kind in (one.type, *get_args(one.type)) if get_origin(kind) is Literal), None)
 
 
 def with_options(
     options: Callable[P, ConvertOptions],
 ) -> Callable[[Callable[[Src, Out, ConvertOptions], R]], Callable[Concatenate[Src, Out, P], R]]:
-    """Returns a decorator for a function (src, out, options): the new function takes each option as an argument."""
+    """Returns a decorator for a function (src, out, options). It makes each option an argument of the function."""
 
     def decorate(run: Callable[[Src, Out, ConvertOptions], R]) -> Any:
         @functools.wraps(run)
@@ -277,7 +279,8 @@ def with_options(
 
 
 def count_bad(max_bad: int | float, num_sources: int) -> int:
-    """Returns how many of `num_sources` may be refused. Raises ValueError unless `max_bad` is a count or a share."""
+    """Returns how many of `num_sources` sources may be refused. `max_bad` is that number (int), or a share (float).
+    Raises ValueError if `max_bad` is anything else."""
     if isinstance(max_bad, Real) and not isinstance(max_bad, bool):
         if isinstance(max_bad, Integral) and max_bad >= 0:
             return int(max_bad)

@@ -42,7 +42,8 @@ keeps that loss to seconds of work, with small images too."""
 
 @dataclass(frozen=True)
 class ShardTask:
-    """The task to make one shard and its arrays: the unit of work. Picklable, with everything that a worker needs."""
+    """The task to make the shard `number` of a split, and its arrays: the unit of work. Picklable, with everything that
+    a worker needs. `key_nbytes` is the size of the keys in the split's index."""
 
     origin: Origin
     out: Path
@@ -57,7 +58,7 @@ class ShardTask:
     measured: frozenset[int] = frozenset()
     """Indices in `sources` of the sources to measure for the mean and standard deviation of the set's pixels."""
     killed: Mapping[bytes, str] = field(default_factory=dict)
-    """The sources to refuse because the kernel kills a process that decodes them: the refusal's detail, by key."""
+    """The sources to refuse because the kernel kills a process that decodes them: key -> detail of the refusal."""
     wanted: Mapping[str, str] | None = None
     """In a repair, the sha256 of each damaged file of the set, by file name: the task publishes only these files."""
 
@@ -77,12 +78,13 @@ class ShardTask:
 
     @property
     def file_names(self) -> list[str]:
-        """The file names of the shard, if samples have pixels, and of its arrays. Small arrays have no file yet."""
+        """The file names of the shard, if samples have pixels, and of its arrays, except small arrays, which get their
+        files when the set is published."""
         arrays = [self.array_name(spec) for spec in self.arrays if not spec.row.is_small]
         return [*([] if self.fit is None else [self.name]), *arrays]
 
     def array_name(self, spec: ArraySpec) -> str:
-        """Returns the name of an array's file for this shard. Small arrays have none."""
+        """Returns the name of an array's file for the samples of this shard. Small arrays have no such file."""
         return array_shard_name(self.split, spec.name, self.number)
 
     @property
@@ -215,7 +217,8 @@ _HASHED = {
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Returns in words which values differ between `there` and `here`, two results of `describe`; "" if none does."""
+    """Returns in words which values differ, such as "seed 1, here 2"; "" if none differs. `there` and `here` are both
+    results of `Plan.describe`, or both results of `library_versions`."""
     parts = []
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):

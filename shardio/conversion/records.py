@@ -48,7 +48,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class MendedSource:
-    """A source that was converted after its header had been mended, or with a warning of a library."""
+    """A source that was converted with a `warning`: of a mended header, of several pictures, or of a library."""
 
     split: str
     key: bytes
@@ -67,7 +67,7 @@ class ArrayPart:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """The results of a finished task. `entry` is None if samples have no pixels, or all sources were refused."""
+    """The results of a finished task. `entry`, of the shard, is None without pixels, or if all sources were refused."""
 
     entry: ShardEntry | None
     rows: NDArray[np.void]
@@ -79,7 +79,7 @@ class ShardRecord:
     level_sums: NDArray[np.int64]
     """The total of `sum_levels` over the samples that were measured, int64 (4, channels)."""
     facts: Mapping[str, int] = field(default_factory=dict)
-    """The number of pictures for which each of FACTS is true."""
+    """Name in `decode.FACTS` -> the number of pictures of which it is true."""
     arrays: Mapping[str, ArrayPart] = field(default_factory=dict)
     """The values of the task's arrays, by name; empty if there is no sample."""
 
@@ -218,7 +218,7 @@ def note_refused(task: ShardTask, reject: Reject) -> None:
 
 
 def refused_so_far(task: ShardTask) -> list[Reject]:
-    """Returns the sources that a task has refused so far, in the sources' order."""
+    """Returns the sources that an unfinished task has refused so far, in the order of `task.sources`."""
     try:
         lines = read_untrusted(refused_path(task)).splitlines()
     except FileNotFoundError:

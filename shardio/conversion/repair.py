@@ -111,7 +111,8 @@ def repair(
 
 
 def _files_without_source(manifest: Manifest, plan: Plan) -> dict[str, set[str]]:
-    """Returns the names of the array files that need an option that is missing, by the option: "masks" or "table"."""
+    """Returns {"masks": names, "table": names}: the names of the array files that can be made only with this option,
+    which the caller has not given."""
     lost: dict[str, set[str]] = {"table": set(), "masks": set()}
     conversion = manifest.provenance["conversion"]
     for name, split in manifest.splits.items():
@@ -160,7 +161,8 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], o
 
 
 def _readings(src: str | os.PathLike[str], options: ConvertOptions) -> Iterator[Collection]:
-    """Yields each way to read SRC that `convert` may have used. Raises SourceError if there is none."""
+    """Yields a collection of SRC for each choice of `labels`, `unlabeled` and `empty_classes` that `convert` may have
+    had. Raises SourceError if SRC cannot be scanned with any choice."""
     ways: tuple[Labels | None, ...] = ("folders", None, "leaf", "classes", "numbers")
     for labels, unlabeled in product(ways, get_args(Unlabeled)):
         with contextlib.suppress(SourceError):
@@ -169,7 +171,7 @@ def _readings(src: str | os.PathLike[str], options: ConvertOptions) -> Iterator[
 
 
 class _Repair:
-    """One repair of the set in `plan.out`. Not thread safe."""
+    """One repair of the files `damaged` of the set in `plan.out`. Not thread safe."""
 
     def __init__(self, manifest: Manifest, plan: Plan, damaged: set[str]) -> None:
         self.manifest = manifest
@@ -211,7 +213,7 @@ class _Repair:
             self.faults[file] = "`convert` did not make it: copy it again"
 
     def _is_concerned(self, task: ShardTask) -> bool:
-        """Whether a damaged file is made by this task, or from its record."""
+        """Whether `task` makes a damaged file, or a damaged file is made from the record of `task`."""
         split = self.manifest.splits[task.split]
         files = {split.index.file, *task.file_names}
         for spec in task.arrays:
@@ -231,7 +233,8 @@ class _Repair:
         return dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
 
     def _changes(self, task: ShardTask, record: ShardRecord, published: Mapping[bytes, int]) -> str:
-        """Returns in words which samples of a record have other crc32s than `published`; "" if `published` is empty."""
+        """Returns in words which samples of a task's new record differ from the published samples. `published` has
+        their crc32s, by key; if it is empty, returns ""."""
         if not published:
             return ""
         then = {source.key: published[source.key] for source in task.sources if source.key in published}
@@ -240,7 +243,7 @@ class _Repair:
         return f" ({len(changed)} samples differ: {first_of(changed, 5, os.fsdecode)})"
 
     def _make_tables(self, name: str, records: Sequence[ShardRecord]) -> None:
-        """Makes the damaged files among a split's index, small arrays and checksums, from the records of its tasks."""
+        """Makes the damaged ones of a split's index, small arrays and checksums, from the `records` of its tasks."""
         split = self.manifest.splits[name]
         files = {entry.file for array in split.arrays.values() for entry in array.files}
         if split.index.file in self.damaged:
@@ -267,7 +270,8 @@ class _Repair:
             write_atomic(self.plan.out / entry.file, data)
 
     def _note(self, entry: FileEntry, sha256: str) -> bool:
-        """Returns whether a file was made with its published sha256. Notes it in `repaired` or in `faults`."""
+        """Returns whether a file that was made again has the published sha256: whether `sha256` is that in `entry`.
+        Notes the file in `repaired` if so, and in `faults` if not."""
         if is_same := sha256 == entry.sha256:
             self.repaired.append(entry.file)
         else:

@@ -61,17 +61,17 @@ class ConvertReport:
     ignored: Mapping[str, int]
     """Entries of SRC that are not converted, per reason."""
     left_out: Mapping[str, Sequence[str]]
-    """The images in SRC that the tables and options leave out, per reason: their keys. `ignored` counts them, too."""
+    """The keys of the images that tables and options leave out, per reason. `ignored` counts these images, too."""
     seconds: float
     num_converted: int
-    """The number of sources that this call converted or refused; earlier calls did the rest."""
+    """The number of sources that this call converted or refused. Other calls did the rest."""
     warned: tuple[MendedSource, ...] = ()
     """Sources with several pictures, and sources that a library warned about while decoding, with the warning."""
     notes: tuple[str, ...] = ()
     """In words, what the conversion has understood or guessed of SRC, such as classes and the column of the labels."""
     facts: Mapping[str, int] = field(default_factory=dict)
-    """The number of pictures for which each of FACTS is true, and `Fit.count_enlarged`. Empty if an earlier call made
-    the set."""
+    """Name in `decode.FACTS` -> the number of pictures of which it is true, unless another call published the set; and
+    the counts of `Fit.count_enlarged`, under their own names. Empty until the set is published."""
     unlabeled: tuple[str, ...] = ()
     """The splits whose samples have no labels."""
     published_before: bool = False
@@ -130,11 +130,8 @@ class TooManyBad(Exception):
 
 
 class Monitor:
-    """Counts sources, of `total`, reports progress, and stops the work if more than `most_bad` sources are refused.
-
-    It does not stop the work before 100 sources are refused or 10,000 are done, so a small collection is always
-    converted to its end.
-    """
+    """Counts the sources that are done, of `total`, and tells `on_progress`. Raises TooManyBad if more than `most_bad`
+    are refused, but not before 100 are refused or 10,000 are done: a small collection is converted to its end."""
 
     def __init__(
         self, total: int, most_bad: int, on_progress: Callable[[Progress], None] | None, notes: tuple[str, ...] = ()
@@ -183,8 +180,8 @@ class Monitor:
 def report_work(
     plan: Plan, tasks: Sequence[ShardTask], records: Mapping[str, ShardRecord], progress: Progress, seconds: float
 ) -> ConvertReport:
-    """Returns a report of those `tasks` that have a record, by the shard's name, in `records`. Its `digest` is "", as
-    of a set that is not published: see `report_set`. `progress` and `seconds` are of this call."""
+    """Returns a report of the `tasks` that have a record in `records`, which are by name of the shard. The set counts
+    as not published yet: `report_set` adds the rest. `progress` and `seconds` are of this call of `convert`."""
     done = [(task.split, records[task.name]) for task in tasks if task.name in records]
     facts: Counter[str] = Counter()
     for _, record in done if len(done) == len(plan.tasks) else ():
@@ -236,9 +233,8 @@ def _plain(name: str) -> str:
 
 def describe(scanned: Scanned, labels: Mapping[str, NDArray[np.int64]] | None = None) -> Iterator[str]:
     """Yields in words what SRC was understood to be: splits, classes, where labels come from, and what is ignored.
-
-    `labels` has the labels of each split, or an array of shape (samples, 0) if they are not integers; None: as scanned.
-    """
+    `labels` has the labels of each split, or an array of shape (samples, 0) if they are not integers. None: as
+    found."""
     if labels is None:
         labels = {
             split: np.array([one.label for one in some], np.int64)
@@ -274,7 +270,8 @@ def describe(scanned: Scanned, labels: Mapping[str, NDArray[np.int64]] | None = 
 
 
 def _describe_val(labels: Mapping[str, NDArray[np.int64]], classes: Sequence[str]) -> Iterator[str]:
-    """Yields in words how much of all samples, and of each class, is in val, and which classes train or val lacks."""
+    """Yields in words which share of all samples and of each class is in val, and which classes train or val lacks.
+    `labels` has the labels of the splits, by name."""
     counts = [np.bincount(labels[name].reshape(-1), minlength=len(classes)).tolist() for name in ("train", "val")]
     found = zip(classes, *counts, strict=True)
     shares = {name: val / (train + val) for name, train, val in found if train + val}
@@ -289,7 +286,8 @@ def _describe_val(labels: Mapping[str, NDArray[np.int64]], classes: Sequence[str
 
 
 def describe_facts(facts: Mapping[str, int], sample: str = "") -> Iterator[str]:
-    """Yields in words of how many pictures each of FACTS is true: `facts`. `sample` is added, as " (of 9 tried)"."""
+    """Yields a line for each fact that is true of a picture. `facts` are as `ConvertReport.facts`. Each line ends in
+    `sample`, such as " (of 9 that were tried)"."""
     for fact, text in FACTS.items():
         if count := facts.get(fact):
             yield f"{counted(count, 'picture')} {text}{sample}"
@@ -300,7 +298,7 @@ def describe_facts(facts: Mapping[str, int], sample: str = "") -> Iterator[str]:
 
 
 def report_set(work: ConvertReport, plan: Plan, manifest: Manifest) -> ConvertReport:
-    """Returns the report of the published set: `work`, a result of `report_work`, with numbers of the whole set."""
+    """Returns the report of the published set: `work`, from `report_work`, with the numbers of the whole set."""
     facts, labels, scanned = Counter(work.facts), {}, replace(plan.collection, classes=manifest.classes)
     for name, split in manifest.splits.items():
         rows = read_rows(FolderStorage(plan.out), split.index)
@@ -331,7 +329,7 @@ Tell = Callable[[Progress], None]
 
 
 def show_progress(bar: Bar, progress: Progress) -> None:
-    """Shows the progress in a bar of sources, whose rate leaves out sources that earlier calls finished."""
+    """Shows the progress in a bar. The bar's rate leaves out the sources in shards that earlier calls finished."""
     if progress.waits:
         bar.set_description_str("waiting", refresh=False)
         bar.write(f"shardio: {printable(progress.waits)}", file=sys.stderr)
@@ -354,7 +352,8 @@ def show_progress(bar: Bar, progress: Progress) -> None:
 
 @contextlib.contextmanager
 def bar_of(src: object, on_progress: Tell | None) -> Iterator[Tell]:
-    """Yields a function that shows a Progress in a bar and passes it to `on_progress`. At first the bar names `src`."""
+    """Yields a function that passes a Progress to `on_progress`, if given, and shows it in a bar. Until its first call,
+    the bar says that `src` is being scanned."""
 
     def tell(progress: Progress) -> None:
         if on_progress is not None:

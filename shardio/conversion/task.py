@@ -71,11 +71,9 @@ class PreparedSample(NamedTuple):
 def prepare(
     task: ShardTask, source: Source, row: NDArray[np.uint8], ahead: Future[bytes | DatasetItem] | None = None
 ) -> PreparedSample | Reject:
-    """Reads and decodes a source, and resizes it into `row`, uint8 of the shape of `task.pixels_row`.
-
-    Returns the rest of the sample, or a Reject if the source is refused. The content of the row is then arbitrary, and
-    also if samples have no pixels. `ahead` has the result of reading the source, if it has been read already.
-    """
+    """Reads and decodes a source, and resizes it into `row`, uint8 of the shape of `task.pixels_row`. Returns the
+    sample without its pixels, or a Reject if the source is refused. After a Reject, the content of `row` is arbitrary.
+    If samples have no pixels, `row` is not used. `ahead` is the result of `Origin.read`, if it was called before."""
     if source.key in task.killed:
         return Reject(task.split, source.key, "too large", task.killed[source.key])
     fit = task.fit
@@ -104,7 +102,8 @@ def prepare(
 def _prepare_blocks(
     task: ShardTask, shard: ShardFileWriter | None, threads: int
 ) -> Generator[tuple[NDArray[np.uint8], Iterator[PreparedSample | Reject]], None, None]:
-    """Yields (block of pixels, iterator of its samples and rejects) for the whole shard. Result i belongs to row i.
+    """Yields (block, results) until the shard is whole: a block of pixels, uint8 (rows, *row shape), and an iterator of
+    a PreparedSample or a Reject for each of its first rows. `shard` is None if samples have no pixels.
 
     Threads work ahead of the block that the caller iterates over. With one thread, no thread is started: each result is
     computed when the caller asks for it. Close the generator after use.
@@ -141,7 +140,8 @@ def _prepare_blocks(
 def _make_values(
     task: ShardTask, source: Source, found: bytes | DatasetItem, decoded: DecodedImage | None
 ) -> dict[str, NDArray[Any]]:
-    """Returns a sample's value for each array of the task, by name. `decoded` is the picture, if there are pixels."""
+    """Returns a sample's value for each array of the task, by name. `found` is the result of `Origin.read`; `decoded`
+    is the picture, or None if samples have no pixels."""
     values = {}
     given = found.arrays if isinstance(found, DatasetItem) else {}
     for spec in task.arrays:
@@ -165,7 +165,8 @@ def _make_values(
 def _read_mask(
     task: ShardTask, spec: ArraySpec, source: Source, picture: bytes | DatasetItem, decoded: DecodedImage
 ) -> NDArray[Any]:
-    """Returns the mask in the source's file of masks, rotated like the picture, but not cropped or resized yet."""
+    """Returns the mask in the source's mask file, with the dtype of `spec`, rotated like the picture, but not cropped
+    or resized yet. `picture` is the result of `Origin.read`, and `decoded` is the decoded picture."""
     try:
         data = task.origin.read_mask(source)
         mask: NDArray[Any] = turn(decode_mask(data), decoded.orientation)

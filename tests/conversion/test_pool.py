@@ -192,7 +192,7 @@ FAILURES: dict[str, tuple[Exception, type[Exception], str]] = {
         SpaceError,
         "/x: No space left; 15 of 18 images are kept in .*: make room",
     ),
-    "stopped": (Stop(), ConvertError, "train-00002.npy: stopped unexpectedly: does its machine see"),
+    "stopped": (Stop(), ConvertError, "train-00002.npy: stopped unexpectedly"),
 }
 
 

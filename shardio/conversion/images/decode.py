@@ -46,7 +46,7 @@ FACTS = {
     "deep": "of 16 bits, stored with 8",
     "dark": "that use at most a quarter of their 16 bits, and look dark",
 }
-"""The facts that `DecodedImage.facts` names, in words that follow a number of pictures."""
+"""What may be true of a picture: its name in `DecodedImage.facts`, and words to put after "3 pictures"."""
 JUNK = "junk in the header left out"
 """The beginning of the warning about a JPEG that was decoded after its header was repaired."""
 
@@ -94,13 +94,14 @@ class DecodedImage:
     pixels: NDArray[np.uint8]
     warning: str = ""
     reduction: int = 1
-    """How many rows and columns of the image a pixel stands for: 1, 2, 4 or 8. The last pixels may stand for fewer."""
+    """How many rows and columns of the image a pixel stands for: 1, 2, 4 or 8; at the right and the bottom perhaps
+    less."""
     reduced_from: tuple[int, int] | None = None
     """The (height, width) of the image if `pixels` are a reduced picture of it; otherwise None."""
     orientation: int = UPRIGHT
     """The Exif orientation that was applied, 1 to 8. 1 (UPRIGHT) changes nothing."""
     facts: tuple[str, ...] = ()
-    """Those names in FACTS that are true of the picture, such as ("turned", "deep")."""
+    """The names in FACTS that are true of the picture, such as ("turned", "deep")."""
 
     @property
     def source_size(self) -> tuple[int, int]:
@@ -117,8 +118,8 @@ def decode_image(
     images are converted in the same way as encoded images. With `exif_rotate`, pictures are turned upright, except PIL
     images and arrays, because they do not say whether their Exif orientation was applied already.
 
-    With `least_size`, a JPEG may be decoded to a half, a quarter or an eighth of its size, without its finest
-    frequencies, which takes a fraction of the time.
+    With `least_size`, a JPEG may be decoded to a half, a quarter or an eighth of its size, but not below the size that
+    `least_size` returns. This leaves out the finest frequencies, and takes a fraction of the time.
 
     Raises DecodeError if the image cannot be decoded, and TypeError for an object that `check_object` refuses.
     """
@@ -245,10 +246,8 @@ def _decode_jpeg(data: bytes, header: JpegHeader, least_size: LeastSize | None) 
 
 
 def _choose_reduction(size: tuple[int, int], least: tuple[int, int]) -> int:
-    """Returns the largest reduction (1, 2, 4 or 8) after which a picture still has both sides of `least`, or more.
-
-    `size` and `least` are (height, width).
-    """
+    """Returns the largest reduction (1, 2, 4 or 8) after which no side of a picture is shorter than in `least`. `size`,
+    of the picture, and `least` are (height, width). A reduced picture has sides of at least 8 pixels."""
     sides = [(side, max(enough, _MIN_SIDE)) for side, enough in zip(size, least, strict=True)]
     fitting = (n for n in _REDUCTIONS if all(_reduced(side, n) >= enough for side, enough in sides))
     return next(fitting, 1)

@@ -88,7 +88,9 @@ class Fit:
         return Placement(resized, round((resized[0] - target_height) / 2), round((resized[1] - target_width) / 2))
 
     def count_enlarged(self, heights: NDArray[Any], widths: NDArray[Any]) -> dict[str, int]:
-        """Returns {"enlarged": count, "stored": bytes, "own": bytes before} of the pictures that are enlarged."""
+        """Counts the pictures that become larger in the set, among pictures of these heights and widths in pixels.
+        Returns {"enlarged": their number, "stored": the bytes of their samples, "own": the bytes of these samples if
+        they had only as many pixels as the pictures}."""
         sizes, counts = np.unique(heights.astype(np.int64) << 32 | widths, return_counts=True)
         placed = (self.placement(int(one >> 32), int(one & 0xFFFFFFFF)).resized for one in sizes)
         growth = np.array([height * width for height, width in placed]) / ((sizes >> 32) * (sizes & 0xFFFFFFFF))
@@ -97,10 +99,8 @@ class Fit:
         return {"enlarged": int(counts.sum()), "stored": int(stored.sum()), "own": int((stored / growth).sum())}
 
     def least_size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the minimum (height, width) at which to decode a picture: twice its size after resizing.
-
-        At that size, the resampling filter decides the finest detail of the sample, not the decoder.
-        """
+        """Returns the minimum (height, width) at which to decode a picture of this size: twice its size in the sample.
+        At that size, the resampling filter decides the finest detail of the sample, not the decoder."""
         resized = self.placement(height, width).resized
         return 2 * resized[0], 2 * resized[1]
 
@@ -153,7 +153,7 @@ class Fit:
         return stored
 
     def picture_of(self, row: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Returns the picture, uint8 (height, width, 3), in a stored sample: uint8 of the shape of `Fit.row`."""
+        """Returns the picture, uint8 (height, width, 3), of a stored sample: `row`, uint8 of the shape of `Fit.row`."""
         if self.pixels == "rgb":
             return row
         picture = np.empty((*self.size, 3), np.uint8)
@@ -186,16 +186,15 @@ def _halvings(sides: tuple[int, int], target: int) -> Iterator[tuple[int, int]]:
 
 
 def _resample(pixels: NDArray[np.uint8], scales: NDArray[np.float64], out: NDArray[np.uint8], **options: Any) -> None:
-    """Resizes a picture into `out`, both uint8 (height, width, 3). `scales` says how many rows and columns of the
-    picture a row and a column of `out` stand for; `options` are passed to the kernel."""
+    """Resizes a picture into `out`, both uint8 (height, width, 3). `options` are passed to the kernel. `scales` is
+    (rows of the picture for each row of `out`, columns of the picture for each column of `out`)."""
     planes = kernel.Planes.of_images(np.ascontiguousarray(pixels)[None])
     axes = [(0, scale, 0, side) for scale, side in zip(scales, pixels.shape[:2], strict=True)]
     kernel.resample(planes, np.array([axes], np.float64), np.zeros(1, bool), out[None], **options)
 
 
 def _nearest(target: int, start: int, resized: int, side: int) -> NDArray[np.int64]:
-    """Returns the index of the picture's pixel at the center of each pixel along a side of the sample, int64 (target,).
-
-    In a margin, indices are negative, or at least `side`. `start` is the Placement's `top` or `left`.
-    """
+    """Returns which pixel of the picture is at the center of each pixel of the sample, along one axis: int64 (target,).
+    `target`, `resized` and `side` are the lengths of the sample, the resized picture and the picture along this axis,
+    in pixels; `start` is the Placement's `top` or `left`. In a margin, indices are negative, or at least `side`."""
     return (2 * (np.arange(target, dtype=np.int64) + start) + 1) * side // (2 * resized)

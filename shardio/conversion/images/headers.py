@@ -99,7 +99,7 @@ def holds_image(path: str) -> bool:
 
 
 def format_of(data: bytes) -> str:
-    """Returns the format of an image's file, such as "JPEG", from its first bytes; "" if it has none that we decode."""
+    """Returns the format of an image file that begins with `data`, such as "JPEG"; "" if we decode no such format."""
     if (match := _FORMATS.match(data)) is not None:
         return match.lastgroup or ""
     brands = data[8 : min(72, int.from_bytes(data[:4], "big"))]  # ISO/IEC 23000-22: of a picture, of a sequence
@@ -119,16 +119,14 @@ def check_pixels(width: int, height: int) -> None:
 
 
 def check_parts(count: int) -> None:
-    """Raises DecodeError if an image's file has more than MAX_PARTS parts."""
+    """Raises DecodeError if `count`, the number of segments, chunks or blocks in a file, is more than MAX_PARTS."""
     if count > MAX_PARTS:
         raise DecodeError("too large", f"expected at most {MAX_PARTS} segments, chunks or blocks, found more")
 
 
 def describe_unsupported(data: bytes) -> tuple[Reason, str]:
-    """Returns the (reason, detail) of the DecodeError for a file that is not of a supported format.
-
-    The detail is published in rejects.jsonl, so it quotes nothing: a link may lead to a file that is nobody's business.
-    """
+    """Returns the (reason, detail) of the DecodeError for a file with the bytes `data`, in no supported format. The
+    detail is published in rejects.jsonl. So it quotes none of the bytes: a link in SRC may lead to a private file."""
     if not data:
         return "empty", "the file has no bytes"
     found = next((kind for kind, start in _OTHER_KINDS.items() if re.match(start, data, re.DOTALL)), "")
@@ -139,10 +137,8 @@ def describe_unsupported(data: bytes) -> tuple[Reason, str]:
 
 
 def read_orientation(data: bytes, header: JpegHeader | None = None) -> int:
-    """Returns the Exif orientation of a JPEG, PNG or WebP, 1 to 8; 1 (upright) if there is no valid orientation.
-
-    A broken Exif block is ignored, as viewers do. `header` is the JPEG's, if it has been read.
-    """
+    """Returns the Exif orientation of a JPEG, PNG or WebP, 1 to 8; 1 (upright) if there is no valid orientation. A
+    broken Exif block is ignored, as viewers do. `header` is the JPEG's header, if the caller has read it already."""
     kind, exif = format_of(data), None
     if kind == "JPEG":
         segments = (
@@ -252,7 +248,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
 
 
 def _count_scans(data: bytes, first: int) -> int:
-    """Returns the number of scans from byte `first` on, without those of further pictures (MPO, gain maps)."""
+    """Returns the number of scans of a JPEG from byte `first` on, without the scans of further pictures in the file."""
     scans = 0
     position = first
     while (match := _IN_SCAN_MARKER.search(data, position)) and (marker := match[0][1]) not in _EOI:
@@ -360,12 +356,12 @@ def read_webp_size(data: bytes) -> tuple[int, int]:
 ORIENTATION = 0x0112
 _SHORT = 3
 BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
-"""The sign for the byte order in `struct`, by the first four bytes of a TIFF."""
+"""The sign for the byte order in `struct`, "<" or ">", by the first four bytes of a TIFF."""
 
 
 def tags_in(tiff: bytes, order: str, start: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yields (tag, type, count, first byte of the entry) of each whole entry in a TIFF's directory at byte `start`.
-    `order` is a value of BYTE_ORDERS."""
+    """Yields (tag, type, count, offset in `tiff`) of each entry in the directory of a TIFF that begins at byte `start`.
+    The offset is of the entry's first byte. An entry that is cut off is left out. `order` is a value of BYTE_ORDERS."""
     (count,) = struct.unpack_from(f"{order}H", tiff, start)
     for at in range(start + 2, min(start + 2 + 12 * count, len(tiff) - 11), 12):
         yield *struct.unpack_from(f"{order}HHI", tiff, at), at

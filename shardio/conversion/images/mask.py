@@ -31,7 +31,8 @@ _SUPPORTED = "expected a PNG, TIFF, BMP, GIF or lossless WebP of 8 or 16 bits of
 
 
 def decode_mask(data: bytes) -> Mask:
-    """Returns the numbers of an encoded mask, uint8 or (16-bit gray) uint16, (height, width). Raises DecodeError."""
+    """Returns the stored numbers of an encoded mask, (height, width): uint16 for gray of 16 bits, otherwise uint8.
+    Raises DecodeError if the mask is damaged, or of a kind whose numbers may have changed."""
     try:
         return _numbers(_decode(data), format_of(data))
     except Exception as error:
@@ -84,7 +85,8 @@ def _numbers(picture: Picture, kind: str) -> Mask:
 
 
 def look(path: Path | IO[bytes]) -> tuple[bool, tuple[int, int]] | None:
-    """Returns (whether a picture is gray or has a palette, as masks, its (width, height)); None for a bad header."""
+    """Returns (is gray, (width, height)) from a picture's header; None if the header cannot be read. A picture with a
+    palette counts as gray, as masks may be either."""
     try:
         with Image.open(path) as image:
             return image.mode in ("1", "L", "LA", "P", "PA", "I", "I;16", "I;16B", "F"), image.size

@@ -35,15 +35,16 @@ from shardio.errors import DecodeError
 
 
 class Picture(NamedTuple):
-    """The first picture of a file."""
+    """The first picture of a file. `has_more` says that the file has more pictures."""
 
     image: Image.Image
     has_more: bool = False
     orientation: int = UPRIGHT
     """The Exif orientation in the file. Pillow has applied it to a TIFF, and not to an AVIF or a WebP."""
-    is_deep: bool = False  # more than 8 bits per channel
+    is_deep: bool = False
+    """Whether the file has more than 8 bits per channel."""
     is_scaled: bool = False
-    """Whether gray values are not the stored numbers: of 2 or 4 bits, or where 0 is white."""
+    """Whether gray values are not the stored numbers, because the file has 2 or 4 bits, or 0 for white."""
     has_band: bool = False
     """Whether the file has a fourth band, which is no color and not declared as transparency, and was left out."""
 
@@ -70,7 +71,8 @@ def _palette_size(flags: int) -> int:
 
 
 def _gif_frames(data: bytes) -> Iterator[tuple[tuple[int, int, int, int], int]]:
-    """Yields ((left, top, right, bottom), number of colors) per frame. IndexError or struct.error: it is truncated."""
+    """Yields ((left, top, right, bottom) in pixels, number of colors in the palette) for each frame of a GIF. Raises
+    IndexError or struct.error if the GIF is truncated."""
     shared = _palette_size(data[10])
     at, blocks = 13 + 3 * shared, 0
     while (block := data[at : at + 1]) in (b",", b"!"):
@@ -183,8 +185,8 @@ def _check_tags(data: bytes) -> None:
 
 
 def _check_places(num_bytes: int, tag: Callable[..., NDArray[np.int64]]) -> None:
-    """Raises DecodeError if a file of `num_bytes` lacks strips or tiles: libtiff would guess where they are. `tag`
-    takes the number of a tag and a default, and returns the tag's values."""
+    """Raises DecodeError if a TIFF of `num_bytes` bytes lacks strips or tiles: libtiff would guess where they are.
+    `tag` takes the number of a tag and a default, and returns the tag's values."""
     width, height, samples = (int(tag(n, 1)[0]) for n in (Tiff.IMAGEWIDTH, Tiff.IMAGELENGTH, Tiff.SAMPLESPERPIXEL))
     planes = samples if tag(Tiff.PLANAR_CONFIGURATION, 1)[0] == 2 else 1
     across, down = width, min(int(tag(Tiff.ROWSPERSTRIP, height)[0]), height)

@@ -32,7 +32,7 @@ _WORDNET = re.compile(r"n\d{8}", re.ASCII)
 
 
 def offset_in(archive: zipfile.ZipFile, one: zipfile.ZipInfo) -> int:
-    """Returns the position of a member's content in a zip archive, in bytes."""
+    """Returns the offset of the content of the member `one` in a zip archive, in bytes."""
     assert archive.fp is not None
     archive.fp.seek(one.header_offset)
     lengths: tuple[int, int] = _LENGTHS.unpack(archive.fp.read(_LENGTHS.size))
@@ -40,10 +40,9 @@ def offset_in(archive: zipfile.ZipFile, one: zipfile.ZipInfo) -> int:
 
 
 def zip_members(path: Path, file: bytes, ignored: Ignored) -> Iterator[tuple[str, Extent]]:
-    """Yields the name and place of each file in a zip archive, without clutter. `file` becomes their `Extent.file`.
-
-    Raises SourceError for a damaged archive, for names that lead elsewhere, encryption, and unusual compression.
-    """
+    """Yields (name, place) of each file in the zip archive `path`, without clutter, which is counted in `ignored`. A
+    place is an Extent whose `file` is the argument `file`. Raises SourceError for a damaged archive, for names that
+    lead out of the archive's folder, for encryption, and for unusual compression."""
     try:
         with naming(path), zipfile.ZipFile(path) as archive:
             for one in archive.infolist():
@@ -75,10 +74,13 @@ def list_members(
     labels: Labels | None,
     told: Set[str],
 ) -> Listing:
-    """Returns the images of archives in `folder`, as if the archives had been unpacked.
+    """Returns the Listing of the images of archives in `folder`, as if the archives had been unpacked.
 
-    `words` has the word for the split of each archive, or "". Several archives of a split are one tree if all of their
-    images lie in folders; otherwise each is a folder, and perhaps a class. `told`: see `list_tree`.
+    - `images`: the images in all archives. `key` is the name in the archive, and `where` the archive's path
+    - `words`: the word for the split in the path of each archive, by that path; "" if there is no such word
+    - `labels`, `told`: see `list_tree`
+
+    Several archives of a split are one tree if all of their images lie in folders; otherwise each is a folder.
     """
     by_archive: dict[str, dict[str, Place]] = {archive: {} for archive in words}
     for one in images:
@@ -134,8 +136,8 @@ def list_members(
 
 
 def _path(archive: str, word: str, above: str, name: str) -> str:
-    """Returns the path of an image, `name` in its archive, as if the archive had been unpacked: in the folder of its
-    split, for which the archive has the `word`, and below the folders `above`, which stand for the archive, if any."""
+    """Returns the path of the image `name` of an archive, as if the archive had been unpacked: [WORD/][ABOVE/]NAME.
+    `word` is the archive's word for its split, or ""; `above` are the folders that stand for the archive, or ""."""
     first, _, rest = name.partition("/")
     if word and rest and split_name(first) == split_name(word):
         name = rest
@@ -147,7 +149,8 @@ def _stem(archive: str) -> str:
 
 
 def _unwrapped(archive: str, names: Mapping[str, Place]) -> Mapping[str, Place]:
-    """Returns `names` without folders that hold all images. A folder that is a split or the only class stays."""
+    """Returns `names`, name in the archive -> place, without the outer folders that hold all images. A folder that
+    names a split, or may be the only class, stays."""
     while len(tops := {name.partition("/")[0] for name in names}) == 1 and all("/" in name for name in names):
         (top,) = tops
         # 0/f/3: levels of folders that are made from the digits of an id.
@@ -159,7 +162,8 @@ def _unwrapped(archive: str, names: Mapping[str, Place]) -> Mapping[str, Place]:
 
 
 class _Members(Scan):
-    """Scans archives as if they had been unpacked. `paths` has the place of each image, by its path below `root`."""
+    """Scans the archives in `folder` as if they had been unpacked into `root`. `paths` has the place of each image, by
+    the image's path below `root`."""
 
     def __init__(self, root: Path, folder: Path, paths: Mapping[str, Place], ignored: Ignored) -> None:
         super().__init__(root, "images")

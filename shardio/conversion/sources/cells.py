@@ -49,11 +49,11 @@ LabelsOfRows = tuple[tuple[str, ...] | None, Sequence[str | tuple[float, ...] | 
 
 
 def read_labels(contents: Sequence[Contents], rows: Sequence[Row]) -> LabelsOfRows:
-    """Returns (classes, label of each row). Adds errors to the faults of the tables.
+    """Returns (classes, label of each row) for the `rows` of the tables `contents`. Adds errors to the tables' faults.
 
-    For class names and integers, labels are texts, and classes are None if they are still to be numbered. For other
-    numbers, labels are tuples of float32 numbers, and classes name their elements; () for a single column. Raises
-    DoubtError if texts may be classes or numbers, or several classes, and the option `labels` does not say it.
+    If labels are class names or integers, the returned labels are texts; the classes are None if `Listing.collect` is
+    to number them. For other numbers, labels are tuples of float32 numbers, and the classes name the elements, or are
+    () for a single column. Raises DoubtError if it is ambiguous whether labels are classes, numbers or several classes.
     """
     labeled = [content for content in contents if content.label_names]
     if len({content.label_names if len(content.label_names) > 1 else () for content in labeled}) > 1:
@@ -92,7 +92,7 @@ def _odd(text: str) -> str:
 
 
 def _written_apart(numbers: Mapping[str, int]) -> bool:
-    """Whether a number is written in several ways, such as 01 and 1; 1 and 1.0 are the same way."""
+    """Whether a number is written in several ways, such as 01 and 1; 1 and 1.0 are one way. `numbers` is by text."""
     return len({text.partition(".")[0] for text in numbers}) > len(set(numbers.values()))
 
 
@@ -127,7 +127,8 @@ def _doubt(content: Contents, rows: Sequence[Row], written: Sequence[str | None]
 
 
 def _several(rows: Sequence[Row], content: Contents) -> LabelsOfRows:
-    """Returns what `read_labels` does, for cells of several labels: (classes, a vector of 0 and 1 for each row)."""
+    """Returns (classes, label of each row) for cells of several labels. A label is 1.0 or 0.0 for each class, or
+    None."""
     separator = content.table.label_separator
     found: list[frozenset[str] | None] = []
     for row in rows:

@@ -51,13 +51,14 @@ class Zipped(NamedTuple):
     is_deflated: bool
 
     def unpack(self, data: bytes) -> bytes:
-        """Returns the file, whose bytes in the archive are `data`. Raises DecodeError if it is damaged or too large."""
+        """Returns the content of the file. `data` are its bytes in the archive, perhaps compressed. Raises DecodeError
+        if the content is damaged or too large."""
         check_source_nbytes(self.nbytes)
         with contextlib.suppress(zlib.error):
             data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, self.nbytes + 1) if self.is_deflated else data
             if (len(data), zlib.crc32(data)) == (self.nbytes, self.crc32):
                 return data
-        raise DecodeError("damaged", f"expected {self.nbytes:,} bytes with the archive's checksum, found others")
+        raise DecodeError("damaged", f"expected {self.nbytes:,} bytes with the archive's checksum, found other bytes")
 
 
 class Extent(NamedTuple):
@@ -71,7 +72,8 @@ class Extent(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Stands for the place of a source that the scan has found unusable. The conversion refuses it with `detail`."""
+    """Takes the place of the Place of a source that the scan has found unusable. The conversion refuses the source, and
+    only this source, with the reason "incomplete" and `detail`."""
 
     detail: str
 
@@ -121,7 +123,7 @@ class Source:
         return self.label if isinstance(self.label, int) else None
 
     def usable_place(self) -> bytes | Extent | Item:
-        """Returns the place, or the key if it is None. Raises DecodeError if it is a Fault."""
+        """Returns `place`, or the key if `place` is None. Raises DecodeError if `place` is a Fault."""
         if isinstance(self.place, Fault):
             raise DecodeError("incomplete", self.place.detail)
         return self.key if self.place is None else self.place
@@ -185,7 +187,7 @@ class Origin(ABC):
                     yield os.path.join(found[1] or "", folder, found[2] + ending)
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        """Returns a text for each source, which changes if its image or mask is replaced, rewritten or lost."""
+        """Returns a text for each source. The text changes if the image or its mask is replaced, rewritten or lost."""
         found = self._fingerprints(sources)
         if self.masks is None:
             return found
@@ -196,7 +198,7 @@ class Origin(ABC):
 
     @abstractmethod
     def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        """Returns a fingerprint of each source, without its mask."""
+        """Returns a text for each source, as `fingerprints` does, that does not depend on masks."""
 
     def nbytes(self, sources: Sequence[Source]) -> int | None:
         """Returns the total number of bytes of the encoded images; None if it is unknown without reading them."""
@@ -232,7 +234,8 @@ class ColumnTable:
         return tuple(ArraySpec(name, "array", row, "column") for name, row in rows)
 
     def sha256(self, splits: Iterable[Sequence[bytes]]) -> str:
-        """Returns the sha256 of the columns' names, dtypes and numbers. `splits` has the keys of each split."""
+        """Returns the sha256 (hex) of the columns' names and dtypes, and of the numbers of all sources in the splits.
+        `splits` has the keys of each split. Keys are not hashed: they choose the numbers, and decide their order."""
         sha256 = hashlib.sha256(repr({name: numbers.dtype.str for name, numbers in self.values.items()}).encode())
         for keys in splits:
             for numbers in self.of(keys).values():
@@ -288,7 +291,7 @@ class FileOrigin(Origin):
     """An absolute path, because tasks run in processes with other current folders."""
 
     def _find(self, source: Source) -> tuple[str, Extent | None]:
-        """Returns (the path of the source's file, the source's extent in it or None)."""
+        """Returns (the path of the source's file, the source's Extent in the file; None if it is the whole file)."""
         place = source.usable_place()
         extent = place if isinstance(place, Extent) else None
         return os.path.join(self.folder, os.fsdecode(place[0] if isinstance(place, tuple) else place)), extent

@@ -33,7 +33,8 @@ _MOST_LOOKED_AT = 1000
 
 
 def find_container(path: Path) -> str:
-    """Returns the kind and the name of the container at `path`, or of the first in or below that folder; or ""."""
+    """Returns the kind and name of the container file at `path`, such as "an HDF5 file, 'a.h5'"; "" if it is none. If
+    `path` is a folder, returns this for the first container in or below the folder."""
     folders = os.walk(path) if path.is_dir() else [(str(path.parent), (), [path.name])]
     files = (os.path.join(folder, name) for folder, _, names in folders for name in sorted(names))
     for file in islice(files, _MOST_LOOKED_AT):

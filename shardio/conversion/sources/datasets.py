@@ -57,20 +57,21 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DatasetOrigin(Origin):
-    """Reads the items of all splits' datasets. Thread safe only if these are. `num_classes` is 0 without names."""
+    """Reads the items of the dataset of each split. Thread safe only if the datasets are. `num_classes` is 0 if classes
+    have no names. `identity` is a hash (hex) that tells the datasets from others."""
 
     datasets: Mapping[str, Dataset]
     num_classes: int
     identity: str
     like: Label
-    """The label of an item. All labels must have its type, and vectors also its length."""
+    """The label of the first item. Every label must have the type of this label, and a vector also the length."""
     arrays: tuple[ArraySpec, ...] = ()
     has_pixels: bool = True
     numbers: Mapping[str, int] = field(default_factory=dict)
-    """The number of each label that is a text."""
+    """The number of each class, by the text that items have as label; empty if labels are not texts."""
 
     def read(self, source: Source) -> DatasetItem:
-        """Returns an item. Raises DecodeError for an error of the dataset, TypeError or ValueError if it is invalid."""
+        """Returns an item. Raises DecodeError if the dataset fails, TypeError or ValueError if the item is invalid."""
         name, number = source.item()
         split = name.decode()
         item, where = _get(self.datasets[split], number), f"dataset {split!r}, item {number}"
@@ -110,7 +111,7 @@ class DatasetOrigin(Origin):
         return DatasetItem(image, label if isinstance(label, int) else None, values)
 
     def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        """Returns the identity of all datasets for each source. It may stay the same when an item changes."""
+        """Returns the same text, `identity`, for every source. So the text may stay the same if an item changes."""
         return [self.identity] * len(sources)
 
     def check_sendable(self) -> None:
@@ -130,7 +131,7 @@ class DatasetOrigin(Origin):
 
 
 def list_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec, ...] = ()) -> Listing:
-    """Returns the items of a dataset, or of a dict with a dataset for each split.
+    """Returns the Listing of the items of a dataset, or of a dict with a dataset for each split.
 
     Reads a few items of each dataset twice, to check that they do not change. Keys are the numbers of the items: b"17",
     or b"train/17" if `src` is a dict. Raises TypeError or ValueError for an object that is not a dataset or has invalid
@@ -219,7 +220,8 @@ def _look_at_one(
 def _number_texts(
     datasets: Mapping[str, Dataset], has_pixels: bool, arrays: Sequence[str]
 ) -> tuple[tuple[str, ...], Mapping[str, int]]:
-    """Reads all items, whose labels are texts. Returns (classes, number of each label). `arrays` are arrays' names."""
+    """Reads all items, whose labels are texts. Returns (classes, the number of each class by its text). `arrays` are
+    the names of the arrays in the items."""
     written = set()
     for split, dataset in datasets.items():
         for number in range(len(dataset)):
@@ -233,7 +235,8 @@ def _number_texts(
 
 
 def _find_arrays(item: Any, where: str, declared: tuple[ArraySpec, ...]) -> tuple[ArraySpec, ...]:
-    """Returns the specs of the arrays in an item without an image; () if the item has, or may be, an image."""
+    """Returns the specs of the arrays in an item without an image; () if the item has an image, or may be an image.
+    `declared` are the specs of the caller. Errors begin with `where`."""
     values = item if isinstance(item, Mapping) else {ARRAY: item} if hasattr(item, "dtype") else {}
     if "image" in values:
         return ()
@@ -260,7 +263,8 @@ def _find_arrays(item: Any, where: str, declared: tuple[ArraySpec, ...]) -> tupl
 
 
 def _parts(item: Any, where: str, has_pixels: bool, arrays: Sequence[str]) -> tuple[Any, Any, Mapping[str, Any]]:
-    """Returns (image, None unless `has_pixels`; label or None; all values by name). `arrays`: names of arrays."""
+    """Returns (image, label, all values by name) of an item. The image is None if samples have no pixels, and the label
+    is None if it is missing. `arrays` are the names of arrays, which are no labels. Errors begin with `where`."""
     if not has_pixels:
         values = item if isinstance(item, Mapping) else {ARRAY: item}
         return None, values.get(label_name(values, f"{where}: ")), values
@@ -281,7 +285,7 @@ def _parts(item: Any, where: str, has_pixels: bool, arrays: Sequence[str]) -> tu
 
 
 def _label(label: Any, where: str, *, as_floats: bool = False) -> Label:
-    """Returns an item's label: an int, a tuple of float32 numbers, or None. `as_floats`: also integers as a tuple."""
+    """Returns an item's label: an int, a tuple of float32 numbers, or None. `as_floats` makes tuples of ints, too."""
     if label is None:
         return None
     with contextlib.suppress(TypeError):
@@ -312,7 +316,8 @@ def _to_array(image: torch.Tensor) -> NDArray[np.uint8]:
 
 
 def _try_items(split: str, origin: DatasetOrigin) -> bytes:
-    """Returns the joined sha256 digests of a few items, which distinguish the dataset from other datasets."""
+    """Returns the sha256 digests of a few items of a split, joined: they tell its dataset from others. Raises
+    ValueError if an item differs between two calls, and SourceError if none of the items can be read."""
     numbers = some_of(len(origin.datasets[split]))
     hashes = b""
     errors: list[DecodeError] = []
@@ -350,7 +355,7 @@ def _hash_item(given: DatasetItem) -> bytes:
 
 
 def _targets(dataset: Dataset) -> bytes:
-    """Returns the sha256 digest of the integers in `dataset.targets`, as torchvision has them; b"" without them."""
+    """Returns the sha256 digest of the integers in `dataset.targets`, which torchvision has; b"" if there are none."""
     try:
         targets = np.asarray(getattr(dataset, "targets", ()))
     except (TypeError, ValueError):
@@ -359,7 +364,7 @@ def _targets(dataset: Dataset) -> bytes:
 
 
 def _common_classes(datasets: Mapping[str, Dataset]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the (classes, class names) of the datasets, which must be the same; ((), ()) if none has classes."""
+    """Returns (classes, class names), the same of all datasets that have classes; ((), ()) if no dataset has."""
     found = {split: classes for split, dataset in datasets.items() if (classes := _classes(split, dataset))[0]}
     first = next(iter(found), "")
     if others := [split for split in found if found[split] != found[first]]:

@@ -26,8 +26,8 @@ UNLABELED = Reading("no image has a label", {"--labels": "none"})
 
 
 class DoubtError(SourceError):
-    """SRC may mean several things, because of what was `found`. The message has a line for each of `readings` with a
-    command to copy: `args`, the arguments of `shardio`, and the reading's options."""
+    """Raised if SRC is ambiguous. `found` says why, and `readings` are the meanings that SRC may have. The message has
+    a line for each reading with a command to copy: `shardio`, the words `args`, and the options of the reading."""
 
     def __init__(self, src: str | Path, found: str, readings: Sequence[Reading], args: Sequence[str] = ()) -> None:
         self.src, self.found, self.readings = str(src), found, tuple(readings)
@@ -40,7 +40,8 @@ class DoubtError(SourceError):
         super().__init__(f"{src}: {found}", *lines)
 
     def with_args(self, args: Sequence[str]) -> DoubtError:
-        """Returns the error with commands that keep the other options of `args`, the arguments of `shardio`."""
+        """Returns the same error with other commands: each has the words `args`, the arguments of a call of `shardio`,
+        and the options of a reading in place of those in `args`."""
         return DoubtError(self.src, self.found, self.readings, args)
 
 

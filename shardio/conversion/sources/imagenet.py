@@ -66,7 +66,9 @@ def list_ilsvrc(src: Path) -> Listing:
     tars = {} if train is None else _class_tars(train, ignored)
     classes = sorted(set(devkit.truth) if train is None else tars)
     if devkit.words and (unknown := [name for name in classes if name not in devkit.words]):
-        raise SourceError(f"{devkit.path}: {_SYNSETS_NAME}: found no class {unknown[0]!r}: download the devkit again")
+        raise SourceError(
+            f"{devkit.path}: {_SYNSETS_NAME}: expected every class, found no {unknown[0]!r}: download the devkit again"
+        )
     found: dict[str, list[Found]] = {}
     if train is not None:
         # One by one, as sorting takes as much memory as what is sorted.
@@ -90,7 +92,7 @@ def holds_tars(archive: Archive) -> bool:
 
 
 def _class_tars(train: Path, ignored: Ignored) -> dict[str, Extent]:
-    """Returns the place, in the training archive, of the tar with the images of each class, by class."""
+    """Returns the place of each class's tar in the archive of training images, by class."""
     tars: dict[str, Extent] = {}
     with open_archive(train) as archive:
         for name, place in members(archive, ignored=ignored):
@@ -145,7 +147,7 @@ class _Devkit:
 
 
 def _read_devkit(folder: Path) -> _Devkit:
-    """Returns the devkit in a folder, or one without words and labels if there is none."""
+    """Returns the devkit in a folder; a _Devkit of the folder itself, without words and labels, if there is none."""
     path = next((folder / name for name in DEVKIT_NAMES if (folder / name).exists()), None)
     if path is None:
         return _Devkit(folder, {}, ())

@@ -30,7 +30,7 @@ from shardio.errors import SourceError, counted
 
 @dataclass
 class _Rows(Listing):
-    """The Listing of images that tables describe. The `where` of an image is its Row, or None without a table."""
+    """The Listing of images that tables describe. An image's `where` is its Row; None if no table has the image."""
 
     tables: Sequence[Contents] = ()
 
@@ -79,8 +79,8 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
     """Returns the images that a table lists, in the order of its rows; without labels if `labels` is "none".
 
     A key is the path of the image, relative to the table's root if the image is below the root. A missing file becomes
-    a source that the conversion refuses. An invalid row raises SourceError, here or from `collect`. Without a root, so
-    does a path that leads out of the table's folder: whoever made the table does not choose among the caller's files.
+    a source that the conversion refuses. An invalid row raises SourceError, here or from the Listing's `collect`. If
+    the table has no root, a path out of the table's folder is invalid: its author must not choose among your files.
     """
     old, root = table.prefix
     content = read_table(replace(table, root=f"{old}=" if old else None), labels)
@@ -146,7 +146,8 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
 
 
 def _splits_of_folders(content: Contents, keys: Sequence[str]) -> Sequence[str]:
-    """Returns the split that each key names by a folder; "" for all keys if folders do not decide the splits."""
+    """Returns the split that a folder in each of `keys` names; "" for all keys if folders do not decide the splits.
+    `keys` are the paths of the images in the rows of the table."""
     named = [next(filter(None, map(known_split, key.split("/")[:-1])), "") for key in keys]
     several = len({*named} - {""}) > 1
     are_first = bool(keys) and all(known_split(key.split("/")[0]) for key in keys)
@@ -162,8 +163,8 @@ def _splits_of_folders(content: Contents, keys: Sequence[str]) -> Sequence[str]:
 def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlabeled: bool = False) -> Collection:
     """Returns the collection with the labels, splits and numbers of tables.
 
-    `tables` has a table for each split, or one table, by "", for all splits. A path in a table is a key or a path in
-    SRC. It may lack the suffix, or the folder of the table's split. `skips_unlabeled`: see Listing.
+    `tables` has a table for each split by name, or {"": table} for all splits. A path in a table is an image's key or
+    path in SRC. It may lack the suffix, or the folder of the table's split. `skips_unlabeled`: see Listing.
 
     If tables have labels, or SRC has none and is not a dataset, the tables list the images: an image only in SRC is
     left out and counted, and an image only in a table becomes a source that the conversion refuses. Otherwise, every
@@ -219,7 +220,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlab
     if left and not tables_list:
         raise SourceError(
             f"{contents[0].path}: expected a row for every image in SRC, found no row for {len(left):,} of "
-            f"{counted(collection.num_sources, 'image')}, such as {os.fsdecode(left[0])!r}: add them"
+            f"{counted(collection.num_sources, 'image')}, such as {os.fsdecode(left[0])!r}: add these rows"
         )
     if left:
         ignored.leave_out("image in no table", left)
@@ -235,7 +236,8 @@ def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlab
 
 
 def _check_split(row: Row, split: str) -> None:
-    """Raises DoubtError if a row has an empty cell for the split, but its folder names `split`, which is not train."""
+    """Raises DoubtError if the cell for the split in `row` is empty, and `split` is another split than train. `split`
+    is the split that a folder of the row's image names, or ""."""
     if row.split is None and split not in ("", DEFAULT_SPLIT):
         raise DoubtError(
             row.contents.path,
@@ -246,8 +248,9 @@ def _check_split(row: Row, split: str) -> None:
 
 
 def _listing(collection: Collection, contents: Sequence[Contents], listed: Sequence[tuple[str, Found]]) -> Listing:
-    """Returns the Listing of the images in `listed`, (word for the split, image), and in `collection`. If the tables
-    `contents` have labels, the images in `listed` get these labels."""
+    """Returns the Listing of the images in `listed`, and of the sources in `collection`, which no table describes.
+    `listed` has (word for the split, image) for each image in the tables `contents`. If the tables have labels, these
+    images get the labels of the tables."""
     found: dict[str, list[Found]] = {split: [] for split in in_split_order(split_name(word) for word, _ in listed)}
     classes: tuple[str, ...] | None = collection.classes
     names = dict(zip(collection.classes, collection.class_names, strict=False))
@@ -298,8 +301,8 @@ def _find_pictures(
     """Returns the path of each row's picture, or "" if there is none. Refuses a row that fits two pictures.
 
     - `has`: whether there is a picture at exactly this path
-    - `near`: returns the paths of pictures that may fit the given paths, of rows for which `has` is false
-    - `everything`: returns the paths of all pictures. It is called only if no row has found its picture
+    - `near`: takes the paths in rows for which `has` is false, and returns the paths of pictures that may fit them
+    - `everything`: returns the paths of all pictures. It is called only if no row has a picture otherwise
     - `folders`: the folders to which paths of rows may be relative, "" for none
     - `identity`: returns the same value for two paths of one picture
     """

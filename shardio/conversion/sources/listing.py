@@ -53,7 +53,7 @@ class Found(NamedTuple):
     """Text: a class name or an integer, still to be numbered. An int or a tuple of numbers: final. None: no label."""
     place: Place = None
     where: Any = None
-    """What a subclass of Listing needs: a table's Row, the name of the tar; or the image's group in a parquet file."""
+    """The image's Row in a table, the path of its archive, or its group in a parquet file; otherwise None."""
 
 
 @dataclass
@@ -74,8 +74,9 @@ class Listing:
     class_names: Mapping[str, str] = field(default_factory=dict)
     """A readable name for each class, such as "tench" for n01440764; or empty."""
     doubts: Sequence[str] = ()
-    """Descriptions of what is ambiguous in SRC. `collect` raises them, with `readings`, if its `labels` is None."""
+    """Descriptions of what is ambiguous in SRC. If there are any, `collect(labels=None)` raises them and `readings`."""
     readings: Sequence[Reading] = ()
+    """What SRC may mean, each with the options of `convert` that say so."""
     has_class_folders: bool = False
     """Whether classes are folders or archives. Only then does `empty_classes` apply to classes without images."""
     skips_unlabeled: bool = False
@@ -83,18 +84,19 @@ class Listing:
     keeps_order: bool = False
     """Whether splits stay in the order of `found`, instead of train, val and test first."""
     may_rename: bool = False
-    """Whether `collect`, if keys are not distinct, asks for other keys by `key(..., again=True)`."""
+    """Whether `collect` asks for other keys, by `key(..., again=True)`, if keys are not distinct."""
 
     def __post_init__(self) -> None:
         self._faults = Faults(self.src, "image")
 
     def key(self, split: str, one: Found, name: str, again: bool) -> bytes:
-        """Returns the key of an image of the class `name` ("": of none), in this split. `again`: see `may_rename`."""
+        """Returns the key of the image `one` of the class `name` (or "") in a split. `again`: see `may_rename`."""
         return one.key
 
     def refuse(self, one: Found, expected: str, found: object) -> Fault | None:
-        """Refuses an image with a wrong label or key: returns a Fault, which becomes its place and refuses it alone; or
-        notes an error, which `check` raises, so all of SRC is refused."""
+        """Notes an error of the image `one`, and returns None. `check` raises the noted errors, so all of SRC is
+        refused. A subclass may return a Fault instead. The Fault becomes the image's place: only the image is refused
+        then."""
         place = one.place
         where = f" (row {place.number} of {os.fsdecode(place.where)})" if isinstance(place, Item) else ""
         self._faults.add(f"{os.fsdecode(one.key)!r}{where}", expected, found)
@@ -146,7 +148,7 @@ class Listing:
         places = [source.place for source in chain.from_iterable(sources.values())]
         if isinstance(first := places[0], Fault) and all(isinstance(place, Fault) for place in places):
             raise SourceError(
-                f"{self.src}: expected images, but none of {len(places):,} can be used; the first one: {first.detail}"
+                f"{self.src}: none of the {len(places):,} images can be used; the first image: {first.detail}"
             )
         self._check_keys(sources)
         if labels is None and self.known.kind not in KINDS_OF_FOLDERS:
@@ -162,8 +164,8 @@ class Listing:
         )
 
     def _labeled(self, split: str, some: Sequence[Found], ignored: Ignored) -> Sequence[Found]:
-        """Returns the images of a split that have a label, or all if none has one. Counts the others in `ignored` if
-        `skips_unlabeled` is true; otherwise raises DoubtError."""
+        """Returns the images of a split that have a label, or all images if none has a label. If only some have one:
+        counts the others in `ignored` if `skips_unlabeled` is true, otherwise raises DoubtError."""
         lacking = [one.key for one in some if self.lacks_label(one)]
         if not lacking or all(one.label is None for one in some):
             return some
@@ -238,10 +240,8 @@ class Listing:
 
 
 def hold_out(src: object, collection: Collection, share: float | None) -> Collection:
-    """Returns the collection with about `share` (0 to 1) of its only split, train, moved into the split val.
-
-    A hash of the source's group, or else of its key, decides. With None, nothing changes. Errors begin with `src`.
-    """
+    """Returns the collection with about `share` (0 to 1) of its only split, train, moved into the split val. A hash of
+    the source's group decides, or of its key without groups. None moves nothing. Errors begin with `src`."""
     if share is None and collection.groups:
         raise ValueError("`group_column` is only for `val`, which is missing: pass `val`, or leave `group_column` out")
     if share is None:

@@ -80,7 +80,7 @@ class Part:
         return [name for name, paths in self.classes.items() if paths]
 
     def found(self, is_labeled: bool) -> Iterator[Found]:
-        """Yields the images in class folders, labeled; if not `is_labeled` or if there are none, all without labels."""
+        """Yields the images in class folders, labeled. If not `is_labeled`, or there are none, yields all unlabeled."""
         is_labeled = is_labeled and bool(self.full)
         prefix, above = (os.fsencode(f"{name}/") if self.split else b"" for name in (self.split, self.path.name))
         for name, paths in ((None, [] if is_labeled else self.images), *self.classes.items()):
@@ -88,7 +88,7 @@ class Part:
                 yield Found(prefix + path, name if is_labeled else None, above + path if above != prefix else None)
 
     def stems(self, name: str) -> dict[bytes, bytes]:
-        """Returns the paths of the images below the folder `name`, by the rest of the path, without its suffix."""
+        """Returns the paths of the images in the folder `name` of `classes`, by the path below it without suffix."""
         start = len(os.fsencode(name)) + 1
         return {path[start:].rpartition(b".")[0] or path[start:]: path for path in self.classes[name]}
 
@@ -139,10 +139,8 @@ def unwrapped(place: str, paths: Sequence[bytes]) -> tuple[str, Sequence[str]]:
 
 
 def _endings(masks: Sequence[bytes], images: Iterable[bytes]) -> tuple[str, str] | None:
-    """Returns (ending of images' names, ending of masks' names), such as ("_rgb", "_gt"), or None.
-
-    After exchanging the endings, at least 90% of the `masks` have an image of the same name. Names have no suffixes.
-    """
+    """Returns (ending of images' names, ending of masks' names), such as ("_rgb", "_gt"), or None. If masks get the
+    ending of images, at least 90% have the name of an image. All names are without file suffixes."""
     ordered, mask = sorted(images), masks[0]
     at = bisect(ordered, mask)
     near = ordered[max(at - 1, 0) : at + 1]
@@ -169,7 +167,8 @@ def _go_on(part: Part) -> bool:
 
 
 class Layout:
-    """What the folders of a tree, given as the Part of each split, may mean. See `doubts` and `readings`."""
+    """What the folders of a tree may mean: see `doubts` and `readings`. `parts` are the folders of splits, `noun` is
+    "images" or "arrays", and `has_masks` is from `list_tree`."""
 
     def __init__(self, root: Path, parts: Sequence[Part], noun: str, disk: Disk, has_masks: bool = False) -> None:
         self.root, self.parts, self.noun, self.disk, self.has_masks = root, parts, noun, disk, has_masks
@@ -208,7 +207,7 @@ class Layout:
 
     @cached_property
     def may_be_classes(self) -> bool:
-        """Whether the folders may be classes, also with names of splits or roles and other words: training_fake."""
+        """Whether the folders may be classes. Names of splits and roles may be so with other words: training_fake."""
         if self.others in ("", "dates"):
             kinds = set(map(kind_of, self.full)) if self.gray or len(self.full) == 1 else {""}
             are_roles = kinds <= {"images", "masks", "pair"} and kinds != {"pair"}
@@ -220,7 +219,7 @@ class Layout:
 
     @cached_property
     def are_above_classes(self) -> bool:
-        """Whether the folders hold only folders, and the names of these look like names of classes or splits."""
+        """Whether the folders hold only folders whose own names look like names of classes or splits."""
         if len(self.full) == 1:
             return bool(unwrapped(self.full[0], self.first.classes.get(self.full[0], ()))[1])
         inner = [leaf.split("/") for leaf in self.leaves]
@@ -258,12 +257,12 @@ class Layout:
 
     @cached_property
     def gray(self) -> Mapping[str, Sequence[str]]:
-        """The folders of gray pictures among folders that pair up (see `_gray_of_pairs`), by the split they are in."""
+        """The result of `_gray_of_pairs` for each split whose folders pair up, by the split's name."""
         return {part.split: gray for part in self.labeled if (gray := self._gray_of_pairs(part)) is not None}
 
     @cached_property
     def metadata(self) -> Sequence[tuple[str, Path]]:
-        """(split, path) of each table that, by its name, describes the images next to it. The split is "" for all."""
+        """(split, path) of each table that, by its name, describes the images next to it. "" stands for all splits."""
         flat = [(part.split, part.path) for part in self.parts if part.images or len(part.full) == 1]
         if not self.labeled and self.first.split == DEFAULT_SPLIT and not self.masks_among_images:
             flat.append(("", self.root))
@@ -344,7 +343,7 @@ class Layout:
             yield Reading("all files are pictures, without labels", UNLABELED.options) if among else UNLABELED
 
     def _right_folders(self, masks: Collection[str]) -> Iterator[Reading]:
-        """Yields the readings in which a folder below is the right SRC. `masks` are the names of folders of masks."""
+        """Yields the readings that have a folder in SRC as their SRC. `masks` are the names of folders of masks."""
         first, pictures = self.first, [name for name in self.first.full if name not in masks]
         names = [name for name in pictures if kind_of(name) in ("split", "images", *["part"] * bool(masks))]
         names.sort(key=lambda name: "train" not in name.lower())

@@ -39,7 +39,7 @@ class Ignored(Counter[str]):
         """The keys of images that the options leave out, by reason. They are counted, too."""
 
     def add(self, reason: str, example: str | bytes, count: int = 1) -> None:
-        """Adds `count` entries with this reason; `example` is the path of one of them."""
+        """Adds `count` files, folders or rows with this reason. `example` is the path of the first of them."""
         path = os.fsdecode(example)
         with _ignoring:
             self[reason] += count
@@ -190,7 +190,7 @@ class Numbering:
     labels: Mapping[str, int] = field(default_factory=dict)
     """The number of each valid label, by the label's text in SRC."""
     expected: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """A description of the labels that are valid in its place, for each invalid label, by (split, text)."""
+    """For each invalid label, by (split, the label's text): a description of the labels that are valid instead."""
     unknown: str = ""
     """A description of valid labels, for the invalid labels that are not in `expected`."""
 

@@ -159,7 +159,8 @@ class _Member(NamedTuple):
 
 @dataclass(frozen=True)
 class RowsOrigin(Origin):
-    """Reads rows of the arrays in one file, or of the copies that `prepare` makes of compressed arrays. Thread safe."""
+    """Reads rows of the arrays in one file: `members`, by name. Rows of compressed arrays come from the copies that
+    `prepare` makes. Thread safe."""
 
     path: Path
     identity: str
@@ -197,8 +198,8 @@ class RowsOrigin(Origin):
         return _check_values(np.frombuffer(data, header.dtype).reshape(row.shape))
 
     def _blocks(self, name: str, start: int = 0, nbytes: int = _BLOCK_NBYTES) -> Iterator[bytes]:
-        """Yields the NPY file of an archive's array from byte `start` on, in blocks of `nbytes` bytes. Raises
-        SourceError for damage, perhaps only at the end of the file."""
+        """Yields the NPY file of the array `name` in the archive, from byte `start` on, in blocks of `nbytes` bytes.
+        Raises SourceError if the file is damaged, perhaps only at its end."""
         with (
             naming(self.path),
             refusing(self.path),
@@ -258,7 +259,8 @@ class RowsOrigin(Origin):
 
 
 def _check_rows(where: object, header: ArrayHeader, nbytes: int) -> RowType:
-    """Returns the type of an array's rows, or raises SourceError. `nbytes` is the size of the array's NPY file."""
+    """Returns the type of an array's rows. Raises SourceError, whose message begins with `where`, if the rows cannot be
+    samples. `nbytes` is the size of the array's NPY file in bytes."""
     if not header.shape:
         raise SourceError(f"{where}: expected an array whose first axis is the samples, found a single value")
     try:

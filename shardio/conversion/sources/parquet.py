@@ -146,7 +146,8 @@ def _list(root: Path, ignored: Ignored) -> list[str]:
 
 
 def _split_of(name: str) -> tuple[str, str]:
-    """Returns (the split that a file's name or folder names, the pattern of all files of the split); or ("", "")."""
+    """Returns the split that the path of a file names, and the pattern of all files of that split; ("", "") if none.
+    Such as ("train", "data/train-*-of-00294") for data/train-00000-of-00294.parquet."""
     *folders, file = name.split("/")
     stem = file.removesuffix(_SUFFIX)
     if (match := _NUMBERED.fullmatch(stem)) and is_split_name(match[1]):
@@ -161,7 +162,8 @@ def _split_of(name: str) -> tuple[str, str]:
 
 
 def _group(root: Path, names: Sequence[str], is_whole: bool) -> dict[str, list[str]]:
-    """Returns the files of each split. Unless `is_whole` (SRC is a file), refuses a numbered series with a gap."""
+    """Returns the files `names`, relative to `root`, by split. Raises SourceError if a split has two series of files,
+    or if a number is missing from a series, unless `is_whole` says that SRC is one file."""
     groups: dict[str, list[str]] = {}
     patterns: dict[str, str] = {}
     for name in names:
@@ -183,10 +185,7 @@ def _group(root: Path, names: Sequence[str], is_whole: bool) -> dict[str, list[s
 
 
 class _File:
-    """A parquet file, and its columns that are used. No image is read.
-
-    `split` is the split that the file's name or folder names, or "".
-    """
+    """A parquet file, and its columns that are used. Reads no image. `split` is the split in the file's path, or ""."""
 
     def __init__(self, path: Path, split: str, table: Table, labels: Labels | None) -> None:
         self.path, self.split = path, split
@@ -219,7 +218,8 @@ class _File:
         self.classes = _class_names(path, features.get(self.label, {}))
 
     def _check_columns(self, file: Any, types: Mapping[str, Any]) -> None:
-        """Raises DoubtError if a column of labels or splits has a wrong type, or an unused column may have some."""
+        """Raises DoubtError if a column of labels or splits has a wrong type, or if a column that is not used may have
+        labels or splits. `types` has the Arrow type of each column."""
         unused, own = self.columns.unused, [*self.columns.label_names, *filter(None, [self.columns.of_splits])]
         seen = self._look(file, [name for name in (*own, *unused) if _TYPES_OF_LABELS.fullmatch(str(types[name]))])
         if wrong := [name for name in own if name not in seen]:
@@ -254,10 +254,11 @@ class _File:
     def images(
         self, name: bytes, classes: Sequence[str], numbers: Counter[str], taken: set[bytes]
     ) -> Iterator[tuple[str, Found]]:
-        """Yields SRC's word for the split, and the image, of each row that has a label, or of all rows without labels.
+        """Yields (SRC's word for the split, image) of each row with a label; of every row if no column has labels.
 
-        `where` of an image is its group. `name` is the file's path in SRC. `numbers` (rows of each split) and `taken`
-        (keys) count the files before this one, and are updated. Raises SourceError for invalid rows.
+        `where` of an image is its group, or "". `name` is the file's path in SRC, and `classes` are the names of
+        integer labels. `numbers` has the number of rows of each split in the files before this one, and `taken` the
+        keys there: both are updated. Raises SourceError for invalid rows.
         """
         columns, faults, most = self.columns, self.columns.faults, (len(classes) or MAX_CLASSES) - 1
         for row, (label, word, group, path) in enumerate(self._cells()):
@@ -296,7 +297,7 @@ class _File:
         faults.check()
 
     def _cells(self) -> Iterator[tuple[Any, Any, Any, bytes | None]]:
-        """Yields the label, the split, the group and the image's path of each row; None for those without a column."""
+        """Yields (label, split, group, path of the image) of each row, with None for a cell that the file lacks."""
         names = (self.label, self.columns.of_splits, self.columns.of_groups)
         wanted = list(dict.fromkeys(filter(None, (*names, self._struct and f"{self._struct}.path"))))
         if not wanted:
@@ -311,8 +312,8 @@ class _File:
 
 
 def _choose_image(path: Path, types: Mapping[str, Any], kinds: Mapping[str, Any]) -> str:
-    """Returns the column "image", or the one that the metadata names, or the only one of a suitable type. `types` has
-    the Arrow type of each column, by name, and `kinds` its kind in the metadata, such as "ClassLabel"."""
+    """Returns the name of the column of images: "image", or else the one with the kind "Image", or else the only one of
+    a suitable type. `types` has the Arrow type, and `kinds` the kind in the metadata, of each column by name."""
     columns = [column for column, kind in types.items() if _holds_images(kind)]
     described = [column for column in columns if kinds.get(column) == "Image"]
     for candidates in ([c for c in columns if c == "image"], described, columns):

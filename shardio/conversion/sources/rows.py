@@ -28,7 +28,8 @@ _HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 
 class Faults:
-    """Collects the errors in a file or a folder; `word` is a noun for the parts, such as "line" or "image"."""
+    """Collects the errors in a file or a folder, and raises them all at once. `word` is the noun for what is wrong in
+    an error: "line", "row", "item" or "image"."""
 
     def __init__(self, path: str | Path, word: str) -> None:
         self.path = path
@@ -57,11 +58,9 @@ JSON document; and its values, which are texts unless the table is JSON or parqu
 
 
 def read_rows(path: Path, known: Sequence[str], *, unlabeled: bool = False) -> tuple[list[str], Rows, Faults]:
-    """Returns (the names of a table's columns, an iterator over its rows, the errors in the rows that it has read).
-
-    A text file is CSV if its suffix says so, or if a column in its first line has a name in `known`; otherwise it is a
-    list of lines. `unlabeled`: the categories of a COCO file are not needed.
-    """
+    """Returns (the names of a table's columns, an iterator over its rows, the errors in the rows that it has read). A
+    text file is CSV if its suffix says so, or if a column in its first line has a name in `known`; otherwise it is a
+    list of lines. `unlabeled` says that labels are not needed: the categories of a COCO file are not read."""
     if not path.is_file():
         raise SourceError(f"{path}: expected a table, found {'no regular file' if path.exists() else 'nothing'}")
     with path.open("rb") as binary:
@@ -118,7 +117,8 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _sniff(path: Path, known: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns (delimiter, names in the first line) for the delimiter with a name in `known`, or with the most names."""
+    """Returns (delimiter, names in the first line) for the delimiter with which a name is in `known`; if there is no
+    such delimiter, for the one that gives the most names."""
     found: dict[str, list[str]] = {}
     for delimiter in _DELIMITERS:
         with contextlib.suppress(csv.Error):  # the names are no CSV
@@ -161,7 +161,7 @@ def _parquet_rows(path: Path) -> Rows:
 
 
 def _values(column: Any) -> list[Any]:
-    """Returns the values of a column, bytes as texts."""
+    """Returns the values of an Arrow column, with binary values decoded to texts."""
     is_binary = "binary" in str(column.type)
     return [os.fsdecode(one) if is_binary and isinstance(one, bytes) else one for one in column.to_pylist()]
 
@@ -226,7 +226,7 @@ def _read_json(path: Path, known: Sequence[str], unlabeled: bool) -> tuple[list[
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
-        raise ValueError(f"an object has the name {show(first_repeated(name for name, _ in pairs))} twice")
+        raise ValueError(f"one object has two values for {show(first_repeated(name for name, _ in pairs))}: remove one")
     return found
 
 

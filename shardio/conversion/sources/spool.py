@@ -91,11 +91,9 @@ class ParquetOrigin(FileOrigin):
         return sum(self.files[where].nbytes for where in self._missing())
 
     def prepare(self, report: Callable[[int], None]) -> None:
-        """Copies the images of every parquet file that has no copy yet into `spool`. See `Origin.prepare`.
-
-        A copy is complete or absent, and concurrent calls do not disturb each other. Memory holds a page, and at most
-        64 MiB of images or one image.
-        """
+        """Copies the images of every parquet file that has no copy yet into `spool`. See `Origin.prepare`. A copy is
+        complete or absent, and concurrent calls do not disturb each other. Takes memory for one page of a parquet file,
+        and for 64 MiB of images or a single larger image."""
         for where in self._missing():
             self._copy_out(where, report)
 
@@ -121,7 +119,8 @@ class ParquetOrigin(FileOrigin):
             out.commit()
 
     def _read_spool(self, where: bytes, number: int) -> tuple[bool, bytes | None]:
-        """Returns (whether the copy of row `number` of the file `where` is intact, the row's image, None for none)."""
+        """Returns (whether the copy of row `number` of the file `where` is intact, the row's image; None without
+        it)."""
         path = self._spool_path(where)
         with naming(path), open_untrusted(path) as file:
             start = os.fstat(file.fileno()).st_size - _ENTRY.size * (self.files[where].num_rows - number)

@@ -70,7 +70,7 @@ class Table:
     - `path_column`, `label_columns`, `split_column` ("none": no splits): names of columns, by default guessed. Labels
       that are names or integers become classes. Other numbers become float32 labels, and several columns a vector
     - `label_separator`: separates several labels in a cell, which become a vector with a 0 or 1 for each class
-    - `group_column`: name of a column; rows of one group are on one side of `val`
+    - `group_column`: name of a column of groups; the option `val` puts all rows of a group into the same split
     - `columns`: names of columns of numbers to store as arrays
     """
 
@@ -112,7 +112,7 @@ class Table:
 
     @property
     def prefix(self) -> tuple[str, str]:
-        """(OLD, NEW) if `root` is OLD=NEW and not the name of a folder; otherwise ("", the root, if any)."""
+        """(OLD, NEW) if `root` is OLD=NEW and not the name of a folder; otherwise ("", `root`), with "" for None."""
         root = os.fspath(self.root or "")
         old, is_pair, new = root.partition("=")
         return (old.rstrip("/\\"), new) if is_pair and not os.path.isdir(root) else ("", root)
@@ -195,8 +195,8 @@ class Contents:
             raise SourceError(f"{self.path}: expected one column {name!r}, found {found}")
 
     def _find(self, what: str, given: str, known: Groups) -> str:
-        """Returns the column `given`, or, if that is "", the column with a name in `known`; "" if there is none. `what`
-        is the noun for it in errors: SourceError if `given` is no column, DoubtError if several fit."""
+        """Returns the column `given`; if that is "", the column with a name in `known`, or "" if there is none. Raises
+        SourceError if `given` is no column, DoubtError if several fit. Errors call it a column of `what`s."""
         groups = ([name for name in self.names if name.strip().lower() in group] for group in known)
         found = [given] if given else next(filter(None, groups), [])
         for name in found:
@@ -230,8 +230,8 @@ class Contents:
             self.rows.append(row)
 
     def check_splits(self, seen: Mapping[str, Set[str]], split: str) -> None:
-        """Raises SourceError for two words for one split, DoubtError if splits are numbers, or in an unused column.
-        `seen` has the values of each unused column, by its name; `split` is the split that the table is for, or ""."""
+        """Raises SourceError if rows have two words for one split, DoubtError if all words are numbers or an unused
+        column may have splits. `seen` has its values, by name; `split` is the split that the table is for, or ""."""
         words = sorted({row.split for row in self.rows if row.split})
         by_split(self.path, dict.fromkeys(words))
         if self.table.split_column:
@@ -256,10 +256,8 @@ class Contents:
 
 
 def read_table(table: Table, labels: str | None = None, split: str = "") -> Contents:
-    """Returns the valid rows of a table, without labels if `labels` is "none". Notes errors in other rows as `faults`.
-
-    `split` is the split that the table is for, or "". Raises DoubtError if a column that is not used may have splits.
-    """
+    """Returns the Contents of a table: its valid rows, without labels if `labels` is "none", and the errors in others.
+    `split` is the split that the table is for, or "". Raises DoubtError if an unused column may have splits."""
     named = (name.lower() for name in (table.path_column, *table.label_columns) if name)
     names, rows, faults = read_rows(table.path, (*chain(*_PATHS, *_LABELS), *named), unlabeled=labels == "none")
     content = Contents(table, names, faults, labels)
@@ -282,8 +280,12 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
 
 
 def doubt_splits(src: Path, values: Mapping[str, Set[str]], split: str) -> None:
-    """Raises DoubtError if a column of few values may have splits: its name says so, or all words in it are splits, and
-    not only `split` (train if that is ""). `values` has each column's values, by its name."""
+    """Raises DoubtError if a column with at most 20 different values may have splits. `values` has each column's
+    values, by its name; `split` is the split that all rows have otherwise, or "".
+
+    A column may have splits if its name says so and `split` is "", or if each value names a split, and one of them
+    names a split other than `split` (other than train if that is "").
+    """
     for name, seen in ((name, seen) for name, seen in values.items() if len(seen) <= _MOST_SPLITS):
         plain = re.sub("[^a-z]", "", name.lower())
         is_named = not split and len(seen) > 1 and bool(_SPLIT_LIKE.fullmatch(plain))
@@ -298,7 +300,8 @@ def _doubt(src: Path, name: str, seen: Iterable[str]) -> DoubtError:
 
 
 def split_of_flag(name: str, cell: object) -> str:
-    """Returns the split that a 0 or 1 means in the column `name`, such as is_train; the text of any other cell."""
+    """Returns the split that 0, 1, true or false means in a column `name` such as is_train. Returns the text of other
+    cells, and of cells in other columns."""
     match = re.match("is[-_ ]?(train|val|test)", name.lower())
     flag = _FLAGS.get(str(cell).lower())
     if not match or flag is None:

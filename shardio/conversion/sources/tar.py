@@ -127,11 +127,9 @@ def is_header(block: bytes) -> bool:
 
 
 def members(archive: Archive, file: bytes = b"", ignored: Ignored | None = None) -> Iterator[tuple[str, Extent]]:
-    """Yields the name, without `./` and double slashes, and the place of each regular file of an archive, in order.
-
-    `file` becomes their `Extent.file`. Skips folders and, with `ignored`, clutter, which is counted there. Raises
-    SourceError for links, devices, sparse files, absolute names, names with "..", damage, and without an end mark.
-    """
+    """Yields (name, place) of each regular file of an archive, in order. Names are without `./` and double slashes. A
+    place is an Extent whose `file` is the argument `file`. Skips folders and, if `ignored` is given, clutter, which is
+    counted there. Raises SourceError for links, devices, sparse files, absolute names, "..", damage, or no end mark."""
     walk = _Walk(archive)
     while (member := walk.next()) is not None:
         if member.isdir() or member.name.endswith("/"):

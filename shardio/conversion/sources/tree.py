@@ -126,9 +126,9 @@ def list_tree(
 
 
 def _with_classes(parts: Sequence[Part], labels: Labels | None) -> list[Part]:
-    """Returns the parts with their images by class, the name of the top folder, or of the deepest folder ("leaf"). The
-    forms that Unicode has for a name (NFC, NFD) are one class. Raises SourceError if a few deepest folders have the
-    same name."""
+    """Returns the parts with their images by class. The class is the name of the top folder or, if `labels` is "leaf",
+    of the deepest folder. Names that differ only in their Unicode form (NFC, NFD) are one class. Raises SourceError if
+    only a few of the deepest folders have the same name."""
     spelled: dict[str, str] = {}
     found = []
     for part in parts:

@@ -47,8 +47,8 @@ def list_webdataset(
     - A pattern has braces, as in train-{000..146}.tar, or wildcards, as in *.tar.
     - A label is the content of a .cls member, or a field of a .json member.
     - A split is named by the folders or names of the archives, or by the first folder in the names of all samples.
-    - A sample without an image, or without a label unless `labels` is "none" or `skips_unlabeled`, becomes a source
-      that the conversion refuses. `told` are the splits whose labels are in a table.
+    - A sample without an image becomes a source that the conversion refuses. So does a sample without a label, unless
+      `labels`, `skips_unlabeled` or `told` is given. `told` are the splits whose labels are in a table.
     - If there is no label at all, or `labels` says so, folders mean what they mean in a tree.
     """
     folder, archives, ignored = _find_archives(src)
@@ -181,10 +181,12 @@ def _expand_braces(text: str) -> Iterator[str]:
 def _walk(
     folder: Path, archive: str, ignored: Ignored, beside: dict[str, str], needs_labels: bool
 ) -> Generator[Found, None, None]:
-    """Yields each sample of an archive. Its place is a Fault unless it has one image, and no wrong label if needed.
+    """Yields each sample of the archive whose path, relative to `folder`, is `archive`. A missing label is None.
 
-    `archive` is relative to `folder`. Counts other members in `ignored`, and adds the name of an example to `beside`:
-    by "label", by "caption" (a text or JSON next to an image), and by "table". A label that is missing is None.
+    The place of a sample is a Fault if the sample has no image or several images. With `needs_labels`, it is also a
+    Fault if the sample has several labels, or an invalid label. Other members are counted in `ignored`. `beside` gets
+    the name of an example of what the archive has: under "label" a sample with a label, under "caption" a text or JSON
+    next to an image, and under "table" a table.
     """
     # The images of each sample, and its labels from .cls and .json: they need not be neighbors.
     found: dict[str, tuple[list[tuple[str, Extent]], list[str | Fault], list[str | Fault]]] = {}
@@ -246,7 +248,7 @@ def _read_label(path: Path, name: str, extent: Extent) -> bytes:
 
 
 def _contents(path: Path, file: bytes, ignored: Ignored) -> Iterator[tuple[str, Extent, Callable[[], bytes]]]:
-    """Yields (name, place, function that returns the content) per file in an archive. `file` becomes `Extent.file`."""
+    """Yields (name, place, function that returns the content) of each file in an archive. `file` is for the Extents."""
     # Non-blocking, so that a FIFO does not stop us for ever.
     with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as opened:
         is_zip = opened.read(len(ZIP_MAGIC)) == ZIP_MAGIC
@@ -260,7 +262,7 @@ def _contents(path: Path, file: bytes, ignored: Ignored) -> Iterator[tuple[str, 
 
 
 def _is_part(name: str, samples: Container[str]) -> bool:
-    """Whether a name with dots belongs to one of `samples`, as y.seg does to y."""
+    """Whether a sample's name, up to one of its dots, is another name in `samples`: y.seg is a part of the sample y."""
     while "." in os.path.basename(name):
         name = name.rpartition(".")[0]
         if name in samples:
@@ -301,7 +303,7 @@ def _read_json(content: bytes) -> list[str | Fault]:
 
 
 def _words(src: Path, archives: list[str]) -> dict[str, str]:
-    """Returns the word for a split in the path of each archive; "" for all if none has one."""
+    """Returns the word for a split in the path of each archive, by that path; "" for all archives if none has one."""
     told = {archive: _word_of(src, archive) for archive in archives}
     if any(told.values()) and not all(told.values()):
         one, other = (next(archive for archive in archives if bool(told[archive]) == known) for known in (True, False))
@@ -311,8 +313,8 @@ def _words(src: Path, archives: list[str]) -> dict[str, str]:
 
 
 def _by_word(told: Mapping[str, str], samples: list[Found]) -> dict[str, list[Found]]:
-    """Returns the samples by SRC's word for their split: the word of their archive in `told`, or their first folder.
-    All are by "" unless each has such a word."""
+    """Returns the samples by SRC's word for their split: the archive's word in `told`, or if that is "", the first
+    folder in the sample's name. If that is no word for a split for some sample, returns all samples by ""."""
     words = [(told[one.where] or os.fsdecode(one.key).partition("/")[0]).lower() for one in samples]
     if not all(map(known_split, words)):
         return {"": samples}

@@ -78,8 +78,8 @@ class ShardWriter:
     - `labels`: "int64"; "float32" for numbers; ("float32", K) for vectors of K numbers; None for no labels
     - `classes`: names of the labels 0, 1, ..., or of the K numbers of a vector. Without names, labels may be any int64.
       `class_names` are readable names of the classes, in the same order
-    - `arrays`: values of a fixed shape for each sample, in files of their own, by name: ("array", "float16", (768,)),
-      or for values of each pixel ("mask", "uint8", (224, 224)). `append` takes the values by the same names
+    - `arrays`: the (kind, dtype, shape) of further values of each sample, by name, such as {"embedding": ("array",
+      "float16", (768,)), "seg": ("mask", "uint8", (32, 32))}. `append` takes the values by these names
     - `squashed`: images were resized to the set's shape without keeping their aspect ratios, as by `--fit squash`; a
       loader's transforms then treat an image as a picture of its `source_size`
 
