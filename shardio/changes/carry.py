@@ -151,12 +151,12 @@ class ChangeReport:
 
 @dataclass(frozen=True)
 class CarryOptions:
-    """How `change` and `merge` make the files of a set, and what they call meanwhile. Does not change the content."""
+    """How `change` and `merge` make files, and what functions they call. Does not change the content of the new set."""
 
     copy: bool = False
     """Whether files are cloned or copied instead of shared with the old sets by hard links."""
     on_room: Callable[[Room], None] | None = None
-    """Called once, before the first file is copied."""
+    """Called once, before the first file is copied, with the bytes that are linked, cloned, copied and written."""
     on_progress: Callable[[int, int], None] | None = None
     """Called with (bytes copied since the last call, bytes to copy in total)."""
 
@@ -239,8 +239,8 @@ class _Maker:
     # --- files that stay ----------------------------------------------------------------------------------------------
 
     def _keep_split(self, name: str, split: SplitDraft) -> SplitEntry:
-        """Adds a split's shards, of pixels and arrays, to the new set. Returns its entry, whose index, orders and
-        checksums are still missing."""
+        """Adds the shards of a split, of pixels and arrays, to the new set. Returns the split's manifest entry, in
+        which the index, the orders and the checksums are still missing."""
         orders = self._orders[name] = []
         pixels = split.pixels.kept()
         shards = [replace(old.entry, file=shard_name(name, i)) for i, old in enumerate(pixels.shards)]
@@ -261,7 +261,7 @@ class _Maker:
         return ArrayEntry(draft.kind, draft.row, tuple(shards), Crc32Entry("", 0, ""), number)
 
     def _keep(self, old: OldFile[FileEntry], entry: FileEntry) -> None:
-        """Adds `entry`, with the bytes of `old`, to the new set: as a link or clone, or later as a copy."""
+        """Adds the file `entry`, with the bytes of `old`, to the new set: as a link or clone, or later by `_copy`."""
         path = self._folder / entry.file
         with open_checked(old.path, old.entry) as file:
             if self._link(old, path):

@@ -156,10 +156,8 @@ def _select(parent: Parent, splits: Sequence[str], selection: Selection, *, drop
 def add_arrays(
     draft: Draft, name: str, arrays: Mapping[str, Values], kinds: Mapping[str, ArrayKind], keys: list[bytes] | None
 ) -> Draft:
-    """Returns a draft with `arrays` added to the split `name`.
-
-    Row i of each array belongs to sample i; with `keys`, to the sample with the key keys[i].
-    """
+    """Returns a draft with `arrays` added to the split `name`. `kinds` has the kinds of arrays that are not "array".
+    Row i of each array belongs to sample i; with `keys`, to the sample with the key keys[i]."""
     if not arrays:
         raise ValueError("expected at least one array, found none")
     if unknown := sorted(kinds.keys() - arrays.keys()):
@@ -205,8 +203,8 @@ def _match_keys(split: SplitDraft, keys: list[bytes]) -> NDArray[np.int64]:
 def _rows_of(
     where: str, source: Values, expected: int, order: NDArray[np.int64] | None
 ) -> tuple[RowType, Iterable[NDArray[Any]]]:
-    """Returns (type of an array's rows, blocks of rows in the order of the samples). Errors begin with `where`.
-    `expected` is the right number of rows. `order` has the row of each sample; None: row i is of sample i."""
+    """Returns (type of the rows of the array `source`, blocks of its rows in the order of the samples). `order` has the
+    row of each sample; None if row i is of sample i. `source` must have `expected` rows. Errors begin with `where`."""
     values = ArrayFile(Path(where)) if isinstance(source, (str, os.PathLike)) else source
     if isinstance(values, (np.ndarray, ArrayFile)):
         row = _row_type(where, values)

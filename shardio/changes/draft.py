@@ -45,12 +45,13 @@ class OldFile(Generic[AnyEntry]):
 
 
 class UsedShards(NamedTuple):
-    """The shards that have samples. `order` has the row of each sample in them; None if sample i is in row i."""
+    """The shards that have samples. `order` has the row of each sample, counted over these shards; None if sample i is
+    in row i."""
 
     shards: tuple[OldFile[ShardEntry], ...]
     order: NDArray[np.int64] | None
     rows: NDArray[np.bool_] | None
-    """A mask of the old stored rows: which are in these shards. None if all are."""
+    """For each old stored row, whether it is in these shards; None if all rows are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,10 +185,8 @@ class Draft:
     """The rejects.jsonl files of the old sets. The rejects.jsonl of the new set has the lines of all these files."""
 
     def with_classes(self, classes: Sequence[str]) -> Draft:
-        """Returns a draft with exactly `classes`. Each label becomes the number that its class has in `classes`.
-
-        Raises ConvertError if a sample has another class.
-        """
+        """Returns a draft with exactly `classes`. Each label becomes the number that its class has in `classes`. Raises
+        ConvertError if a sample has a class that is not in `classes`."""
         place = {name: number for number, name in enumerate(classes)}
         numbers = np.array([place.get(name, -1) for name in self.classes], np.int64)
         splits = dict(self.splits)
@@ -231,7 +230,7 @@ def check_arrays(draft: Draft) -> None:
 
 
 def number_of(order: NDArray[np.int64] | None, orders: list[NDArray[np.int64]]) -> int | None:
-    """Returns the place of `order` in `orders`, after adding it if it is new; None if `order` is None."""
+    """Returns the index of `order` in `orders`; None if `order` is None. Appends `order` if it is not there yet."""
     if order is None:
         return None
     for number, known in enumerate(orders):

@@ -41,7 +41,7 @@ class Assignment:
     where: str = "labels"
 
     def describe(self) -> dict[str, Any]:
-        """Returns {"sha256": ..., "count": ...} of the labels, for the manifest's provenance."""
+        """Returns {"sha256": hash of keys and labels, "count": number of labels}, for the manifest's provenance."""
         parts = (part for key in sorted(self.labels) for part in (key, os.fsencode(str(self.labels[key]))))
         return {"sha256": hash_of(parts), "count": len(self.labels)}
 
@@ -163,7 +163,7 @@ def _values(path: Path, column: Any, kinds: str, expected: str) -> Any:
 
 
 def _with_more_classes(draft: Draft, labels: Mapping[bytes, str | int], classes: Classes | None) -> Draft:
-    """Returns a draft with the new names in `classes` or `labels` added after the existing classes."""
+    """Returns a draft with new names after its classes: those in `classes`, or in `labels` if `classes` is "new"."""
     more: list[str] = []
     if isinstance(classes, str):
         if classes not in ("used", "new"):

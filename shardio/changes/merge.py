@@ -57,7 +57,7 @@ def _with_one_list_of_classes(drafts: Sequence[Draft], names: Sequence[str]) -> 
         return list(drafts)
     for draft, name in zip(drafts, names, strict=True):
         if not draft.classes:
-            raise ConvertError(f"{name}: this set has no class names, but another set has: convert one of them again")
+            raise ConvertError(f"{name}: this set has no class names, but another set has some: convert one again")
     classes = list(dict.fromkeys(name for draft in drafts for name in draft.classes))
     if len(classes) > MAX_CLASSES:
         raise ConvertError(f"expected at most {MAX_CLASSES:,} classes, found {len(classes):,} classes in all sets")
@@ -111,8 +111,8 @@ def _merge_split(
 
 
 def _common(split: str, having: Sequence[tuple[SplitDraft, str]], only_common: bool) -> list[str]:
-    """Returns the names of the arrays that the split has in all sets, with the same type. Raises ConvertError if a set
-    has others, unless `only_common`. `having` are (draft of the split, name of the set)."""
+    """Returns the names of the arrays that the split has in all sets, with the same type. Unless `only_common` is true,
+    raises ConvertError if a set has other arrays. `having` are (draft of the split, name of the set)."""
     types = [
         {name: f"{name} ({one.kind} of {one.row.dtype} {one.row.shape})" for name, one in part.arrays.items()}
         for part, _ in having
@@ -129,7 +129,7 @@ def _common(split: str, having: Sequence[tuple[SplitDraft, str]], only_common: b
 
 
 def _check_same_images(drafts: Sequence[Draft], names: Sequence[str]) -> None:
-    """Raises ConvertError if a sample of one set has the pixels of a sample of another."""
+    """Raises ConvertError if samples of two sets have the same pixels. Errors call the sets by `names`."""
     if (sample_shape := drafts[0].sample_shape) is None:
         return
     splits = [(source, split) for source, draft in enumerate(drafts) for split in draft.splits.values()]
