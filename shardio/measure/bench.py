@@ -57,7 +57,7 @@ class Speed:
         return statistics.median(self.cpu_seconds) * 1e6
 
     def ratio_to(self, other: Speed) -> float:
-        """Returns the median of the rounds of this speed divided by the speed `other`."""
+        """Returns this speed divided by the speed `other` in the same round: the median of all rounds."""
         return statistics.median(theirs / ours for ours, theirs in zip(self.seconds, other.seconds, strict=True))
 
 
@@ -84,7 +84,7 @@ class BenchResult:
     """The shares of the other sets that the loader mixes with this set, whose share is 1."""
     limits: dict[LimitKind, Speed]
     left_out: dict[LimitKind, str]
-    """The reason for each limit that cannot be measured here."""
+    """The limits that cannot be measured here, with the reason."""
     loader: Speed = field(default_factory=Speed)
     first_batch_seconds: list[float] = field(default_factory=list)
     """Seconds from opening the set to receiving the first batch, measured once per round."""
@@ -222,7 +222,7 @@ def _measure(
 
     A first pass counts the steps that fit in `seconds`; a second pass measures the same number of steps. With `again`,
     both passes have the same seed, so they read the same samples. The first `lead` steps of a pass touch the buffers
-    and fill the pipeline, and do not count.
+    and fill the pipeline, and do not count. The work of `device` is waited for before the clock is read.
     """
     count = 0
     with closing(steps(2 * number)) as first:

@@ -40,7 +40,7 @@ _COPIES_IN_A_STEP = 32
 
 
 def memcpy(image_nbytes: int) -> Steps:
-    """Copies one large block of memory, a whole number of images, to another block. Yields the number of images."""
+    """Copies one large block of memory, a whole number of images, to another block. Yields this number each time."""
     num_images = max(1, BLOCK_NBYTES // image_nbytes)
     source, target = (aligned_empty((num_images, image_nbytes)) for _ in range(2))
     source.fill(1)
@@ -80,11 +80,9 @@ def why_no_direct_reads(shards: ShardSet) -> str | None:
 
 
 def direct_reads(shards: ShardSet, seed: int) -> Steps:
-    """Reads random samples from the disk in DIRECT_THREADS threads. Yields the number of samples read by a thread.
-
-    Each sample is read by one preadv with O_DIRECT, so it comes from the disk even if it is in the page cache. Raises
-    OSError if `why_no_direct_reads` returns a reason.
-    """
+    """Reads random samples from the disk in DIRECT_THREADS threads. Yields the number of samples, about a MiB, each
+    time that a thread has read so many. Each sample is read by one preadv with O_DIRECT, so it comes from the disk even
+    if it is in the page cache. Raises OSError if `why_no_direct_reads` returns a reason."""
     nbytes = shards.row_nbytes
     paths = [shards.path_of(shard) for shard in shards.content.shards]
     num_samples = len(shards.pixels) if len(paths) <= _MAX_FILES else int(shards.pixels.starts[_MAX_FILES])

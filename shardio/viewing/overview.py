@@ -54,12 +54,12 @@ def histogram(values: NDArray[Any], scale: Scale) -> Histogram | None:
 
 
 def bins_of_shares(low: float, high: float) -> tuple[NDArray[Any], Sequence[int]]:
-    """Returns 20 bins from 0 to 1, whatever the minimum and maximum: see `Scale`."""
+    """A Scale of 20 bins from 0 to 1, for any `low` and `high`."""
     return np.linspace(0, 1, 21), range(0, 21, 5)
 
 
 def bins_of_counts(low: float, high: float) -> tuple[NDArray[Any], Sequence[int]]:
-    """Returns at most about 40 bins of equal whole width, for integers: see `Scale`."""
+    """A Scale of about 40 bins at most, of equal whole width, for integers from `low` to `high`."""
     steps = (nice * 10**power for power in count() for nice in (1, 2, 5))
     step = next(step for step in steps if step * 40 > high - low)
     first, last = int(low // step), int(high // step) + 1
@@ -68,7 +68,7 @@ def bins_of_counts(low: float, high: float) -> tuple[NDArray[Any], Sequence[int]
 
 
 def bins_of_sizes(low: float, high: float, per_octave: int = 4) -> tuple[NDArray[Any], Sequence[int]]:
-    """Returns `per_octave` bins per factor of 2, for positive numbers: see `Scale`."""
+    """A Scale of `per_octave` bins per factor of 2, for positive numbers from `low` to `high`."""
     first, last = (math.floor(math.log2(value) * per_octave) for value in (low, high))
     numbers = np.arange(first, last + 2)
     ticks = np.flatnonzero(numbers % per_octave == 0).tolist()
@@ -78,11 +78,11 @@ def bins_of_sizes(low: float, high: float, per_octave: int = 4) -> tuple[NDArray
 
 
 LabelCounts = dict[int, tuple[int, ...]]
-"""The number of samples of each label, in each split in the order of the splits. Labels ascend."""
+"""Label -> the number of its samples in each split, in the order of the splits. Labels ascend."""
 
 
 def count_labels(labels: Sequence[NDArray[np.int64]], num_classes: int) -> LabelCounts:
-    """Returns counts of the classes 0 to `num_classes` - 1, and of other labels. `labels` has each split's labels."""
+    """Returns the counts of the labels 0 to `num_classes` - 1, and of any others. `labels` has each split's labels."""
     found = [np.unique(some, return_counts=True) for some in labels]
     known = np.unique(np.concatenate([np.arange(num_classes), *(values for values, _ in found)]))
     table = np.zeros((len(known), len(labels)), np.int64)
@@ -104,10 +104,8 @@ class ResizeLoss:
 
 
 def measure_loss(widths: NDArray[Any], heights: NDArray[Any], size: tuple[int, int], fit: str) -> ResizeLoss | None:
-    """Returns the loss if pictures of these sizes become samples of `size` (height, width) by `fit`, as in `convert`.
-
-    Returns None if `widths` is empty.
-    """
+    """Returns the loss if pictures of these sizes, in pixels, become samples of `size` (height, width). `fit` is
+    "crop", "pad" or "squash", as in `convert`. Returns None if there are no pictures."""
     across, down = size[1] / widths, size[0] / heights
     if fit == "squash":
         scale, share = np.sqrt(across * down), None
@@ -208,7 +206,7 @@ def _measure(splits: Mapping[str, ShardSet]) -> Levels:
 
 
 def _fit_of(manifest: Manifest, sample_shape: SampleShape) -> str:
-    """Returns "crop" or "pad" if every conversion that made the set used it, with this sample size; otherwise ""."""
+    """Returns "crop" or "pad" if all conversions that made the set had this `fit` and this sample size; else ""."""
     conversions = [one["conversion"] for one in conversions_of(manifest)]
     size = list(sample_shape[:2])
     for fit in ("crop", "pad"):
@@ -218,7 +216,7 @@ def _fit_of(manifest: Manifest, sample_shape: SampleShape) -> str:
 
 
 def _describe(shards: ShardSet, labels: NDArray[np.int64], grays: NDArray[np.float64], fit: str) -> SplitOverview:
-    """Returns the numbers of a split. `grays` are mean grays of pictures that were read; `fit` is from `_fit_of`."""
+    """Returns the numbers of a split with these `labels`. `grays`: the mean grays, 0 to 1; `fit` is from `_fit_of`."""
     fit = "squash" if shards.content.squashed else fit
     widths, heights = (shards.column_of(name, np.arange(len(shards))) for name in ("source_width", "source_height"))
     known = (widths > 0) & (heights > 0)

@@ -55,7 +55,8 @@ def read_pictures(shards: ShardSet, indices: NDArray[np.int64], *, check: bool =
 
 
 def check_crc32(shards: ShardSet, name: str, index: int, row: NDArray[Any], expected: int) -> None:
-    """Raises FormatError unless `row` has this crc32: a sample's value of the array `name`, or pixels if that is ""."""
+    """Raises FormatError unless `row` has the crc32 `expected`. `row` is the value of the array `name` for the sample
+    `index`; or the sample's pixels if `name` is ""."""
     if (found := crc32(row)) != expected:
         path = shards.path_of(shards.locate_one(name, index)[0])
         raise FormatError(
@@ -69,7 +70,7 @@ NO_LABEL = int(np.iinfo(np.int64).min)
 
 
 def labels_for_page(shards: ShardSet) -> NDArray[np.int64]:
-    """Returns the labels of all samples, int64; only NO_LABEL if the index has no labels."""
+    """Returns the labels of all samples, int64 (samples,). They are all NO_LABEL if the index has no labels."""
     if not shards.content.index.has_label:
         return np.full(len(shards), NO_LABEL)
     return shards.labels_of(np.arange(len(shards)))
@@ -106,10 +107,8 @@ Thumbnail = tuple[int, str, str]
 
 
 def make_gallery(shards: ShardSet, wanted: Sequence[int]) -> dict[int, list[Thumbnail]]:
-    """Returns thumbnails of evenly spaced samples of each label in `wanted`, by label.
-
-    If `wanted` has more labels than a page can have thumbnails, evenly spaced labels are chosen.
-    """
+    """Returns, for each label in `wanted`, thumbnails of evenly spaced samples with this label. If `wanted` has more
+    labels than a page can have thumbnails, evenly spaced labels are chosen."""
     labels = labels_for_page(shards)
     order = np.argsort(labels, kind="stable")
     order = order[np.isin(labels[order], np.array(wanted, np.int64))]

@@ -110,10 +110,8 @@ def _group(samples: AllSamples, is_equal: bool, numbers: Iterable[int]) -> Repea
 
 
 def _merged(equal: list[list[int]], alike: list[list[int]]) -> Iterator[tuple[bool, list[int]]]:
-    """Yields (whether all pictures of the group are equal, numbers of its samples) for each group.
-
-    A group of equal pictures joins the group of pictures that look like its first picture.
-    """
+    """Yields (whether all pictures are equal, numbers of the samples) for each group in `equal` and `alike`. A group of
+    equal pictures joins the group of pictures that look like its first picture."""
     others = {group[0]: group for group in equal}
     for group in alike:
         yield False, sorted(number for one in group for number in others.pop(one, [one]))

@@ -140,7 +140,7 @@ def _policy_hash(text: str) -> str:
 
 
 def _listed(classes: LabelCounts) -> LabelCounts:
-    """Returns the classes to list: all, or the smallest and the largest if they are too many."""
+    """Returns the classes that the page lists: all, or, of more than 20,000, those with the fewest and most samples."""
     if len(classes) <= _MAX_ROWS:
         return classes
     ordered = sorted(classes, key=lambda label: sum(classes[label]))
