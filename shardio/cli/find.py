@@ -59,7 +59,7 @@ def find(out: str, split: Sequence[str], selection: Selection, as_json: bool) ->
 
 
 def _next_view(out: object, split: str, samples: NDArray[np.int64]) -> str:
-    """Returns a line that suggests a `shardio view` command for the first 12 of `samples`."""
+    """Returns a line that suggests a `shardio view` command for the first 12 of `samples`, of a split of `out`."""
     words = [] if split == "train" else ["--split", split]
     return next_step("view", out, *words, "--indices", ",".join(map(str, samples[:12].tolist())))
 
@@ -77,7 +77,8 @@ def _chunks(indexed: IndexedSet) -> Iterator[tuple[str, Any]]:
 
 
 def _print_lines(out: str, indexed: IndexedSet) -> None:
-    """Prints a line for each found sample, then a summary. Lines begin with the split if there are several."""
+    """Prints a line for each found sample, then a summary. Lines name the split if several splits were searched. `out`
+    is the set as the user wrote it."""
     from shardio.reading.sample import class_text
     from shardio.sets.names import is_url
 

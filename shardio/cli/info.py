@@ -52,7 +52,7 @@ def info(out: str, verbose: bool, as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class _Counts:
-    """Counts of a split, from its orders and its index. `reason` says why one of these files was not read."""
+    """Counts of a split, from its orders and its index. `reason` says why one of these files was not read, or is ""."""
 
     in_use: list[int] | None
     """For each order of the split, how many different stored rows it refers to; None if an order was not read."""
@@ -188,8 +188,8 @@ def _summary(name: str, manifest: Manifest, fault: str, counts: Mapping[str, _Co
 
 
 def _classes(manifest: Manifest, split: str, counts: _Counts, in_full: bool) -> Iterator[str]:
-    """Yields a line with the number of classes of a split; `in_full`, also lines with the rarest and most frequent
-    classes, and min, median and max of its numbers."""
+    """Yields a line with the number of classes of a split. If `in_full` is true, also yields lines with the rarest and
+    the most frequent classes, and with the min, median and max of each column of numbers."""
     if counts.reason:
         yield from [f"  classes {counts.reason}"] * in_full
         return

@@ -32,7 +32,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
-    """Returns a click callback that parses an option's text with `parse`. It returns None for a missing option."""
+    """Returns a click callback, which returns `parse` of an option's text, or None if the option is missing."""
 
     def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> T | None:
         if value is None:
@@ -358,11 +358,11 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str | None]] = {
     "part": (parse_part, None),
     "val": (parse_share, None),
 }
-"""The parser of an option's text, and the text of its default."""
+"""Name of an option of `convert` -> (the parser of its text, the text of its default)."""
 
 
 def convert_options(*names: str) -> Callable[[Command], Command]:
-    """Returns a decorator that adds the named options of `convert`; without names, all that have a `help`."""
+    """Returns a decorator that adds the options of `convert` in `names`; without names, all that have a help text."""
     found = {one.name: one for one in fields(ConvertOptions) if "help" in one.metadata}
     return together(*(_made_option(found[name]) for name in names or found))
 

@@ -100,7 +100,8 @@ def _listed_facts(listings: Sequence[RootContent], copies: Mapping[str, CachedCo
 
 
 def _listed(listings: Sequence[RootContent], copies: Mapping[str, CachedCopy] | None) -> Iterator[str]:
-    """Yields the lines of a table of the sets, with the cache's state if `copies` is given, and their problems."""
+    """Yields the lines of a table of the sets, and their problems. `copies` are the copies in the cache by digest; if
+    they are given, the table says which sets have a copy."""
     found = [(listing, entry) for listing in listings for entry in listing.sets]
     columns: dict[str, list[str]] = {
         "name": [printable(entry.name) for _, entry in found],

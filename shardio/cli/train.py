@@ -346,7 +346,7 @@ def _save(path: Path, parts: Mapping[str, Any]) -> None:
 
 
 def _tell(loader: ShardLoader, state: Mapping[str, Any], indices: NDArray[np.int64], as_json: bool) -> None:
-    """Prints the samples `indices` of a batch. `state` is the loader's state before the batch."""
+    """Prints the samples `indices` of a batch, as JSON or a table. `state` is the loader's state before the batch."""
     from shardio.reading.sample import class_text
 
     shards, numbers = loader.shards, indices.tolist()

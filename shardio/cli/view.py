@@ -126,7 +126,8 @@ def _drawn(
     count: int,
     per_class: int | None,
 ) -> NDArray[np.int64]:
-    """Returns random samples of `there`: `count` in all, `count` of each of `classes`, or `per_class` of each class."""
+    """Returns random samples of `there`: `per_class` of each class if that is given, else `count` of each of `classes`,
+    or `count` in all if `classes` is empty."""
     import numpy as np
 
     from shardio.sets.selection import find_labels
@@ -145,7 +146,8 @@ def _drawn(
 def _augmented(
     shards: ShardSet, chosen: NDArray[np.int64], pictures: Pictures, chain: str, draws: int, seed: int
 ) -> Iterator[Column]:
-    """Yields the augmented pictures of the samples `chosen`, and captions, for each view of epochs 0 to `draws` - 1."""
+    """Yields (augmented pictures of the samples `chosen`, captions) for each view of epochs 0 to `draws` - 1.
+    `pictures` are the stored pictures, and `chain` names the transform: see `read_chain`."""
     import numpy as np
     import torch
 
@@ -248,11 +250,9 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
 
 
 def refused_pictures(src: Path, rejects: Sequence[Reject]) -> list[str | None]:
-    """Returns a thumbnail of each refused image in `src`, a data URL.
-
-    Returns None for an image that is missing, cannot be decoded even in part, or was refused as empty or too large.
-    Raises SourceError if `src` cannot be converted.
-    """
+    """Returns a thumbnail, as a data URL, or None for each of `rejects`, which are images in `src`. An image has no
+    thumbnail if it is missing, cannot be decoded even in part, or was refused as empty or too large. Raises SourceError
+    if `src` cannot be converted."""
     from shardio.conversion.collect import read_again
     from shardio.conversion.images.decode import decode_leniently
     from shardio.drawing.sheet import THUMBNAIL_SIDE, thumbnail
