@@ -118,8 +118,8 @@ def declare(
 
 
 def label_name(names: Iterable[str], where: str = "") -> str:
-    """Returns "label" or "labels", whichever is in `names`, or "". Raises ValueError for both; it begins with
-    `where`."""
+    """Returns "label" or "labels", whichever is in `names`; "" if neither is. If both are, raises ValueError, whose
+    message begins with `where`."""
     found = [name for name in names if name in ("label", LABELS_NAME)]
     if len(found) > 1:
         raise ValueError(f"{where}expected labels under one name, found {found[0]!r} and {found[1]!r}: drop one")

@@ -131,8 +131,7 @@ def _words(src: str | os.PathLike[str], options: ConvertOptions) -> list[str]:
 
 
 def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyClasses) -> Iterator[Collection]:
-    """Yields a collection of SRC, without masks, for each of `ways`, which are values of the option `empty_classes`.
-    Scans SRC only once."""
+    """Yields a collection of SRC, without masks, for each value of `empty_classes` in `ways`, by one scan of SRC."""
     contents = _read_tables(options)
     told = {split for split, content in contents.items() if content.label_names}
     labels = "none" if "" in told else None if told and options.labels in OF_TABLES else options.labels
@@ -195,7 +194,7 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
         }
         if not all(splits.values()):
             raise SourceError(
-                f"{folder}: expected pictures in each split, found only masks, by `--mask-suffix {suffix}`: correct it"
+                f"{folder}: expected pictures in each split, found only masks by `--mask-suffix {suffix}`: correct that"
             )
         if found:
             reason = f"mask, or not in {os.path.dirname(old)!r}" if "/" in old else "mask of another picture"
@@ -279,8 +278,7 @@ def list_source(
 
 
 def find_kind(src: Path) -> str:
-    """Returns the kind of storage in SRC, such as "tree". Raises SourceError if SRC could be of two kinds, or of no
-    kind."""
+    """Returns the kind of storage in SRC, such as "tree". Raises SourceError if SRC may be of two kinds, or of none."""
     if src.is_file():
         return _kind_of_file(src)
     if not src.is_dir():
@@ -334,7 +332,7 @@ def _holds_archives(folder: Path) -> bool:
 
 
 def _alone(names: Sequence[str]) -> list[str]:
-    """Returns the parquet files in `names` that have no tar of the same name: img2dataset describes each tar by one."""
+    """Returns the parquet files in `names` without a tar of the same name. img2dataset writes one about each tar."""
     return [name for name in names if name.endswith(".parquet") and f"{name[:-8]}.tar" not in names]
 
 

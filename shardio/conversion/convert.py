@@ -177,7 +177,8 @@ class Conversion:
         self._records = records
 
     def _find_done(self) -> dict[str, ShardRecord]:
-        """Returns the sound records of this part's tasks, by name of the shard. Discards this part's other records."""
+        """Returns the records of this part's tasks, by name of the shard, without those whose sources have changed or
+        could not be read, or whose files are damaged: these are removed from OUT."""
         unrecorded = {task.name for task in without_record(self._mine)}
         found = load_records(self._mine)
         # A source that could not be read is tried again: its storage may have failed for a moment.
@@ -276,7 +277,7 @@ class Conversion:
         return f"{done:,} of {total:,} images are kept in {out}" if done else "no image is kept yet"
 
     def _list_refused(self) -> ConvertError:
-        """Lists the images refused so far in rejects.jsonl, and returns the error that names them."""
+        """Writes the images that were refused so far to rejects.jsonl, and returns the error that names some."""
         plan, monitor, now = self._plan, self._monitor, self._monitor.progress
         rejects = [reject for task in plan.tasks for reject in refused_so_far(task)]
         write_rejects(plan.out, rejects)

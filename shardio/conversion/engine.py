@@ -153,7 +153,7 @@ class Pool:
         self._executor = executor
 
     def check(self, terms: Terms) -> None:
-        """Raises ConvertError if a machine of the pool does not meet the terms. Here only tasks check their machine."""
+        """Raises ConvertError if a machine of the pool does not meet the terms. Does nothing here: tasks check, too."""
 
     def most_in_flight(self) -> int:
         """Returns the maximum number of unfinished tasks to submit. No limit here: an executor queues tasks itself."""

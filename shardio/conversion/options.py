@@ -237,8 +237,8 @@ class ConvertOptions:
         return described
 
     def as_described(self, values: Mapping[str, Any]) -> "ConvertOptions":
-        """Returns a copy of these options, with the values that another call of `describe` returned. Raises ValueError
-        if `values` is not a result of `describe`."""
+        """Returns a copy of these options in which `values`, a result of `describe`, replace the options of these
+        names. Raises ValueError if `values` is not a result of `describe`."""
         try:
             # Manifests of older versions lack `pixels`.
             values = {name: getattr(ConvertOptions, name) for name in ("pixels", *_RARE)} | dict(values)
@@ -262,7 +262,7 @@ def literal_of(one: "Field[Any]") -> Any:
 def with_options(
     options: Callable[P, ConvertOptions],
 ) -> Callable[[Callable[[Src, Out, ConvertOptions], R]], Callable[Concatenate[Src, Out, P], R]]:
-    """Returns a decorator for a function (src, out, options). It makes each option an argument of the function."""
+    """Returns a decorator for a function (src, out, options), which then takes the arguments of `options` instead."""
 
     def decorate(run: Callable[[Src, Out, ConvertOptions], R]) -> Any:
         @functools.wraps(run)

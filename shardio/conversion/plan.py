@@ -149,11 +149,9 @@ def library_versions() -> dict[str, str]:
 
 
 def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Plan:
-    """Returns the plan of a conversion into `out`.
-
-    Raises ConvertError if the names of classes and files do not fit in a manifest. Raises ValueError if the names of
-    arrays clash, if an option of images is set and samples have no pixels, or if `size` is None and they have pixels.
-    """
+    """Returns the plan of a conversion into `out`. Raises ConvertError if the names of classes and files do not fit in
+    a manifest. Raises ValueError if the names of arrays clash, if samples have no pixels and an option of images is
+    set, or if samples have pixels and `size` is None."""
     if not collection.has_pixels:
         options = options.without_pixels()
     elif options.size is None:

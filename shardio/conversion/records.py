@@ -141,7 +141,7 @@ def written_since(tasks: Sequence[ShardTask]) -> list[ShardTask]:
 
 
 def save_record(task: ShardTask, record: ShardRecord) -> None:
-    """Writes the record of a task, with a checksum, as its labels and crc32s are published without another check."""
+    """Writes the record of a task, with a checksum: its labels and crc32s are published without another check."""
     fields = {
         "entry": record.entry and record.entry.content(),
         "rows": base64.b64encode(record.rows.tobytes()).decode("ascii"),

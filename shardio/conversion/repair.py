@@ -243,7 +243,7 @@ class _Repair:
         return f" ({len(changed)} samples differ: {first_of(changed, 5, os.fsdecode)})"
 
     def _make_tables(self, name: str, records: Sequence[ShardRecord]) -> None:
-        """Makes the damaged ones of a split's index, small arrays and checksums, from the `records` of its tasks."""
+        """Makes those of a split's index, small arrays and checksums that are damaged, from the split's `records`."""
         split = self.manifest.splits[name]
         files = {entry.file for array in split.arrays.values() for entry in array.files}
         if split.index.file in self.damaged:

@@ -233,8 +233,8 @@ def _plain(name: str) -> str:
 
 def describe(scanned: Scanned, labels: Mapping[str, NDArray[np.int64]] | None = None) -> Iterator[str]:
     """Yields in words what SRC was understood to be: splits, classes, where labels come from, and what is ignored.
-    `labels` has the labels of each split, or an array of shape (samples, 0) if they are not integers. None: as
-    found."""
+    `labels` has the labels of each split, or an array of shape (samples, 0) if they are not integers. By default, they
+    are the labels that the scan has found."""
     if labels is None:
         labels = {
             split: np.array([one.label for one in some], np.int64)

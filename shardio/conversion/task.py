@@ -263,7 +263,7 @@ def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
 
 
 def _finish(task: ShardTask, file: RowsFile) -> ShardEntry:
-    """Completes and publishes a file, in a repair only if it has the sha256 in `task.wanted`. Returns its entry."""
+    """Completes a file, publishes it (in a repair, only if `task.wanted` has its sha256), and returns its entry."""
     entry = file.seal()
     if task.wanted is None or task.wanted.get(entry.file) == entry.sha256:
         file.commit()

@@ -94,8 +94,7 @@ class DecodedImage:
     pixels: NDArray[np.uint8]
     warning: str = ""
     reduction: int = 1
-    """How many rows and columns of the image a pixel stands for: 1, 2, 4 or 8; at the right and the bottom perhaps
-    less."""
+    """How many rows and columns of the image a pixel stands for: 1, 2, 4 or 8; fewer at the right and bottom edges."""
     reduced_from: tuple[int, int] | None = None
     """The (height, width) of the image if `pixels` are a reduced picture of it; otherwise None."""
     orientation: int = UPRIGHT

@@ -86,7 +86,7 @@ def list_members(
     for one in images:
         name = os.fsdecode(one.key)
         if by_archive[one.where].setdefault(name, one.place) is not one.place:
-            raise SourceError(f"{src}: expected distinct names in {one.where!r}, found {name!r} twice")
+            raise SourceError(f"{src}: expected distinct names in {one.where!r}, found {name!r} twice: rename one")
     parts = {archive: _unwrapped(archive, names) for archive, names in by_archive.items()}
     are_several = len(set(map(split_name, words.values()))) < len(parts)
     is_class = are_several and labels != "none" and not all("/" in name for name in chain(*parts.values()))

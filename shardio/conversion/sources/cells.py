@@ -92,7 +92,7 @@ def _odd(text: str) -> str:
 
 
 def _written_apart(numbers: Mapping[str, int]) -> bool:
-    """Whether a number is written in several ways, such as 01 and 1; 1 and 1.0 are one way. `numbers` is by text."""
+    """Whether a number has several texts in `numbers` (text -> number), such as 01 and 1. 1 and 1.0 count as one."""
     return len({text.partition(".")[0] for text in numbers}) > len(set(numbers.values()))
 
 
@@ -127,8 +127,8 @@ def _doubt(content: Contents, rows: Sequence[Row], written: Sequence[str | None]
 
 
 def _several(rows: Sequence[Row], content: Contents) -> LabelsOfRows:
-    """Returns (classes, label of each row) for cells of several labels. A label is 1.0 or 0.0 for each class, or
-    None."""
+    """Returns (classes, label of each row) for cells of several labels. A label is a vector with 1.0 for each class in
+    the cell, and 0.0 for the other classes; None for an empty cell."""
     separator = content.table.label_separator
     found: list[frozenset[str] | None] = []
     for row in rows:

@@ -72,8 +72,7 @@ class Extent(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Takes the place of the Place of a source that the scan has found unusable. The conversion refuses the source, and
-    only this source, with the reason "incomplete" and `detail`."""
+    """The `place` of a source that the scan has found unusable. The conversion refuses this source, with `detail`."""
 
     detail: str
 
@@ -147,11 +146,9 @@ class Origin(ABC):
 
     @abstractmethod
     def read(self, source: Source) -> bytes | DatasetItem:
-        """Returns the source's encoded image, or a DatasetItem, whose label replaces the source's label.
-
-        Raises DecodeError, which refuses the source, if it cannot be read, is not a regular file, or has more than
-        MAX_SOURCE_NBYTES bytes. Raises OSError if the process has no file descriptors or memory left.
-        """
+        """Returns the source's encoded image, or a DatasetItem, whose label replaces the source's label. Raises
+        DecodeError, which refuses the source, if the image cannot be read, is not in a regular file, or has more than
+        MAX_SOURCE_NBYTES bytes. Raises OSError if the process has no file descriptors or memory left."""
 
     def read_mask(self, source: Source) -> bytes:
         """Returns the encoded mask of the source's image. Raises DecodeError and OSError like `read`."""

@@ -86,7 +86,7 @@ class DatasetOrigin(Origin):
             expected = ", ".join(["image"] * self.has_pixels + names)
             raise TypeError(f"{where}: expected a dict with the keys {expected}, found {found:.200}")
         if not self.has_pixels and (extra := [name for name in given if name not in {"label", LABELS_NAME, *names}]):
-            raise TypeError(f"{where}: expected only arrays that the first item has, found {extra[0]!r:.80}, too")
+            raise TypeError(f"{where}: expected only arrays that the first item has, found {extra[0]!r:.80}")
         try:
             torch = sys.modules.get("torch")  # without it, there are no tensors
             if self.has_pixels:
@@ -355,7 +355,7 @@ def _hash_item(given: DatasetItem) -> bytes:
 
 
 def _targets(dataset: Dataset) -> bytes:
-    """Returns the sha256 digest of the integers in `dataset.targets`, which torchvision has; b"" if there are none."""
+    """Returns the sha256 digest of the integers in `dataset.targets`, as in torchvision; b"" if there are none."""
     try:
         targets = np.asarray(getattr(dataset, "targets", ()))
     except (TypeError, ValueError):
@@ -364,7 +364,7 @@ def _targets(dataset: Dataset) -> bytes:
 
 
 def _common_classes(datasets: Mapping[str, Dataset]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns (classes, class names), the same of all datasets that have classes; ((), ()) if no dataset has."""
+    """Returns (classes, class names) of the datasets that have some, or ((), ()). Raises ValueError if these differ."""
     found = {split: classes for split, dataset in datasets.items() if (classes := _classes(split, dataset))[0]}
     first = next(iter(found), "")
     if others := [split for split in found if found[split] != found[first]]:

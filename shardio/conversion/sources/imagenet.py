@@ -251,7 +251,7 @@ def list_kaggle(src: Path) -> Listing:
     if "val" in found and found["val"][0].label is None:
         found["val"] = _solved(images, {os.path.splitext(one.key[4:])[0]: one for one in found["val"]})
     if ignored["outside of class folders"] or any(some[0].label is None for some in found.values()):
-        raise SourceError(f"{images}: expected images in class folders, found others: unpack the download again")
+        raise SourceError(f"{images}: expected images in class folders, found other images: unpack the download again")
     classes = tree.classes or sorted({str(one.label) for one in found["val"]})
     names: Mapping[str, str] = {}
     if (path := _find(images, _MAPPING_NAME)) is not None:

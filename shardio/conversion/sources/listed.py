@@ -80,7 +80,7 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
 
     A key is the path of the image, relative to the table's root if the image is below the root. A missing file becomes
     a source that the conversion refuses. An invalid row raises SourceError, here or from the Listing's `collect`. If
-    the table has no root, a path out of the table's folder is invalid: its author must not choose among your files.
+    the table has no root, a path out of the table's folder is invalid: a table's author must not choose your files.
     """
     old, root = table.prefix
     content = read_table(replace(table, root=f"{old}=" if old else None), labels)

@@ -95,8 +95,7 @@ class Listing:
 
     def refuse(self, one: Found, expected: str, found: object) -> Fault | None:
         """Notes an error of the image `one`, and returns None. `check` raises the noted errors, so all of SRC is
-        refused. A subclass may return a Fault instead. The Fault becomes the image's place: only the image is refused
-        then."""
+        refused. A subclass may return a Fault instead, which becomes the image's place: only it is refused then."""
         place = one.place
         where = f" (row {place.number} of {os.fsdecode(place.where)})" if isinstance(place, Item) else ""
         self._faults.add(f"{os.fsdecode(one.key)!r}{where}", expected, found)
@@ -112,11 +111,9 @@ class Listing:
         self.refuse(one, "each image once", "it again")
 
     def collect(self, labels: Labels | None = None, empty_classes: EmptyClasses = "keep") -> Collection:
-        """Returns the collection, with its splits ordered, labels numbered and keys checked.
-
-        With `labels` "none", sources have no labels. With None, raises DoubtError if there are `doubts`. Raises
-        SourceError for invalid labels, repeated keys, and, with `empty_classes` "refuse", classes without images.
-        """
+        """Returns the collection, with its splits ordered, labels numbered and keys checked. If `labels` is "none",
+        sources have no labels. If `labels` is None, raises DoubtError if there are `doubts`. Raises SourceError for
+        invalid labels, repeated keys, and, if `empty_classes` is "refuse", classes without images."""
         if labels is None and self.doubts:
             raise DoubtError(self.src, "; ".join(self.doubts), self.readings)
         named = by_split(self.src, self.found)
@@ -240,8 +237,8 @@ class Listing:
 
 
 def hold_out(src: object, collection: Collection, share: float | None) -> Collection:
-    """Returns the collection with about `share` (0 to 1) of its only split, train, moved into the split val. A hash of
-    the source's group decides, or of its key without groups. None moves nothing. Errors begin with `src`."""
+    """Returns the collection with about `share` (0 to 1) of its only split, train, moved into the split val. A hash
+    decides: of the source's group or, without groups, of its key. None moves nothing. Errors begin with `src`."""
     if share is None and collection.groups:
         raise ValueError("`group_column` is only for `val`, which is missing: pass `val`, or leave `group_column` out")
     if share is None:

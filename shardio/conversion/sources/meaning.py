@@ -80,7 +80,8 @@ class Part:
         return [name for name, paths in self.classes.items() if paths]
 
     def found(self, is_labeled: bool) -> Iterator[Found]:
-        """Yields the images in class folders, labeled. If not `is_labeled`, or there are none, yields all unlabeled."""
+        """Yields the images in class folders, labeled; or all images, unlabeled, if not `is_labeled` or no class has
+        images."""
         is_labeled = is_labeled and bool(self.full)
         prefix, above = (os.fsencode(f"{name}/") if self.split else b"" for name in (self.split, self.path.name))
         for name, paths in ((None, [] if is_labeled else self.images), *self.classes.items()):
@@ -88,7 +89,7 @@ class Part:
                 yield Found(prefix + path, name if is_labeled else None, above + path if above != prefix else None)
 
     def stems(self, name: str) -> dict[bytes, bytes]:
-        """Returns the paths of the images in the folder `name` of `classes`, by the path below it without suffix."""
+        """Returns the paths of the images in the folder `name`, by the path below that folder without suffix."""
         start = len(os.fsencode(name)) + 1
         return {path[start:].rpartition(b".")[0] or path[start:]: path for path in self.classes[name]}
 
@@ -139,8 +140,8 @@ def unwrapped(place: str, paths: Sequence[bytes]) -> tuple[str, Sequence[str]]:
 
 
 def _endings(masks: Sequence[bytes], images: Iterable[bytes]) -> tuple[str, str] | None:
-    """Returns (ending of images' names, ending of masks' names), such as ("_rgb", "_gt"), or None. If masks get the
-    ending of images, at least 90% have the name of an image. All names are without file suffixes."""
+    """Returns (ending of images' names, ending of masks' names), such as ("_rgb", "_gt"), if at least 90% of the masks
+    have an image of the same name but for the ending; otherwise None. Names are without file suffixes."""
     ordered, mask = sorted(images), masks[0]
     at = bisect(ordered, mask)
     near = ordered[max(at - 1, 0) : at + 1]
@@ -155,7 +156,7 @@ def _endings(masks: Sequence[bytes], images: Iterable[bytes]) -> tuple[str, str]
 
 
 def _go_on(part: Part) -> bool:
-    """Whether the pictures are numbered, and each folder continues the numbers of the folder before it."""
+    """Whether pictures are numbered, and each folder of the part continues the numbers of the folder before it."""
     last = -1
     for name in part.full:
         numbers = (re.fullmatch(rb"[^/]*/[a-zA-Z]*(\d+)\.\w+", path) for path in part.classes[name])
@@ -207,7 +208,8 @@ class Layout:
 
     @cached_property
     def may_be_classes(self) -> bool:
-        """Whether the folders may be classes. Names of splits and roles may be so with other words: training_fake."""
+        """Whether the folders may be classes. A folder named for a split or for masks may be one if its name has other
+        words, too, such as training_fake."""
         if self.others in ("", "dates"):
             kinds = set(map(kind_of, self.full)) if self.gray or len(self.full) == 1 else {""}
             are_roles = kinds <= {"images", "masks", "pair"} and kinds != {"pair"}
@@ -239,7 +241,8 @@ class Layout:
 
     @cached_property
     def masks_among_images(self) -> Sequence[bytes]:
-        """The paths of some masks that are next to their images, and have names of masks or are gray; or ()."""
+        """The paths of some masks next to their images, known by their names or because they are gray; () if fewer than
+        a tenth of the images in SRC are such masks."""
         paths = [] if self.has_masks or self.others or self.gray else self.paths
         some = paths[:: -(-len(paths) // _SAMPLED) or 1]
         masks = [path for path in some if _NAME_OF_MASK.search(path)]
@@ -343,7 +346,7 @@ class Layout:
             yield Reading("all files are pictures, without labels", UNLABELED.options) if among else UNLABELED
 
     def _right_folders(self, masks: Collection[str]) -> Iterator[Reading]:
-        """Yields the readings that have a folder in SRC as their SRC. `masks` are the names of folders of masks."""
+        """Yields the readings in which a folder inside SRC is the right SRC. `masks` are the folders of masks."""
         first, pictures = self.first, [name for name in self.first.full if name not in masks]
         names = [name for name in pictures if kind_of(name) in ("split", "images", *["part"] * bool(masks))]
         names.sort(key=lambda name: "train" not in name.lower())

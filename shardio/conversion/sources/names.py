@@ -39,7 +39,7 @@ class Ignored(Counter[str]):
         """The keys of images that the options leave out, by reason. They are counted, too."""
 
     def add(self, reason: str, example: str | bytes, count: int = 1) -> None:
-        """Adds `count` files, folders or rows with this reason. `example` is the path of the first of them."""
+        """Adds `count` files, folders or rows with this reason. `example` is the path or key of one of them."""
         path = os.fsdecode(example)
         with _ignoring:
             self[reason] += count

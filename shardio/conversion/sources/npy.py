@@ -349,7 +349,8 @@ def _list_rows(src: Path, members: dict[str, _Member], kind: str) -> Listing:
 
 
 def _hash(origin: RowsOrigin, count: int) -> str:
-    """Returns a sha256 (hex) of the checksums in an archive, or of a few of the `count` rows of an NPY file."""
+    """Returns a sha256 (hex) that tells the file from others: of the checksums in the file if it is an archive; of a
+    few of its `count` rows if it is an NPY file."""
     sha256 = hashlib.sha256()
     for name, member in origin.members.items():
         sha256.update(f"{name}\0{member.row}\0{member.header.shape[0]}\0{member.crc32}\0".encode())

@@ -146,8 +146,8 @@ def _list(root: Path, ignored: Ignored) -> list[str]:
 
 
 def _split_of(name: str) -> tuple[str, str]:
-    """Returns the split that the path of a file names, and the pattern of all files of that split; ("", "") if none.
-    Such as ("train", "data/train-*-of-00294") for data/train-00000-of-00294.parquet."""
+    """Returns (split, pattern of the files of the split) from the path of a file; ("", "") if the path names no split.
+    For data/train-00000-of-00294.parquet, returns ("train", "data/train-*-of-00294")."""
     *folders, file = name.split("/")
     stem = file.removesuffix(_SUFFIX)
     if (match := _NUMBERED.fullmatch(stem)) and is_split_name(match[1]):
@@ -297,7 +297,7 @@ class _File:
         faults.check()
 
     def _cells(self) -> Iterator[tuple[Any, Any, Any, bytes | None]]:
-        """Yields (label, split, group, path of the image) of each row, with None for a cell that the file lacks."""
+        """Yields (label, split, group, path of the image) of each row, with None for a missing cell or column."""
         names = (self.label, self.columns.of_splits, self.columns.of_groups)
         wanted = list(dict.fromkeys(filter(None, (*names, self._struct and f"{self._struct}.path"))))
         if not wanted:
@@ -360,7 +360,8 @@ def _holds_images(kind: Any) -> bool:
 
 
 def _common_classes(src: Path, files: Sequence[_File]) -> tuple[str, ...]:
-    """Returns the classes that the metadata of the files name, or (). Raises SourceError if the files differ."""
+    """Returns the classes that the metadata of the files name, or (). Raises SourceError or DoubtError if files have
+    other classes, or another column of images or labels."""
     first = files[0]
     named = next((one for one in files if one.classes), first)
     for one in files:

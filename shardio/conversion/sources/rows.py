@@ -38,7 +38,7 @@ class Faults:
         self._kept: list[tuple[int, str]] = []
 
     def add(self, where: int | str, expected: str, found: object) -> None:
-        """Adds an error. `where` is the number of a line or row, or the name of another part."""
+        """Adds an error. `where` is the number of a line or row, or the name of an image, for "`word` `where`: ..."."""
         self._count += 1
         if self._count <= _MOST_KEPT:
             line = where if isinstance(where, int) else 0

@@ -119,8 +119,7 @@ class ParquetOrigin(FileOrigin):
             out.commit()
 
     def _read_spool(self, where: bytes, number: int) -> tuple[bool, bytes | None]:
-        """Returns (whether the copy of row `number` of the file `where` is intact, the row's image; None without
-        it)."""
+        """Returns (is intact, image) of the copy of row `number` of the file `where`. None: the row has no image."""
         path = self._spool_path(where)
         with naming(path), open_untrusted(path) as file:
             start = os.fstat(file.fileno()).st_size - _ENTRY.size * (self.files[where].num_rows - number)

@@ -207,8 +207,8 @@ class Contents:
         return "".join(found)
 
     def add(self, line: int, cells: Mapping[str, Any], split: str) -> None:
-        """Adds a row to `rows`, or an error in it to `faults`. `line` is its number, and `cells` has its values by the
-        column's name. `split` is the split that the table is for, or ""."""
+        """Adds the row with the number `line` to `rows`, or an error in the row to `faults`. `cells` has the row's
+        values by name of the column. `split` is the split that the table is for, or ""."""
         where, word, group = cells[self._path], "", present(cells[self.of_groups]) if self.of_groups else ""
         if self.of_splits and (word := present(cells[self.of_splits], MISSING)) is not None:
             word = split_of_flag(self.of_splits, word)
@@ -231,7 +231,8 @@ class Contents:
 
     def check_splits(self, seen: Mapping[str, Set[str]], split: str) -> None:
         """Raises SourceError if rows have two words for one split, DoubtError if all words are numbers or an unused
-        column may have splits. `seen` has its values, by name; `split` is the split that the table is for, or ""."""
+        column may have splits. `seen` has the values of each unused column by name; `split` is the split that the table
+        is for, or ""."""
         words = sorted({row.split for row in self.rows if row.split})
         by_split(self.path, dict.fromkeys(words))
         if self.table.split_column:
@@ -256,8 +257,8 @@ class Contents:
 
 
 def read_table(table: Table, labels: str | None = None, split: str = "") -> Contents:
-    """Returns the Contents of a table: its valid rows, without labels if `labels` is "none", and the errors in others.
-    `split` is the split that the table is for, or "". Raises DoubtError if an unused column may have splits."""
+    """Returns the Contents of a table: its valid rows, without labels if `labels` is "none", and the errors in other
+    rows. `split` is the split that the table is for, or "". Raises DoubtError if an unused column may have splits."""
     named = (name.lower() for name in (table.path_column, *table.label_columns) if name)
     names, rows, faults = read_rows(table.path, (*chain(*_PATHS, *_LABELS), *named), unlabeled=labels == "none")
     content = Contents(table, names, faults, labels)

@@ -248,7 +248,8 @@ def _read_label(path: Path, name: str, extent: Extent) -> bytes:
 
 
 def _contents(path: Path, file: bytes, ignored: Ignored) -> Iterator[tuple[str, Extent, Callable[[], bytes]]]:
-    """Yields (name, place, function that returns the content) of each file in an archive. `file` is for the Extents."""
+    """Yields (name, place, function that returns the content) of each file in the archive `path`. A place is an Extent
+    whose `file` is the argument `file`."""
     # Non-blocking, so that a FIFO does not stop us for ever.
     with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as opened:
         is_zip = opened.read(len(ZIP_MAGIC)) == ZIP_MAGIC
@@ -282,7 +283,7 @@ def _read_text(content: bytes) -> str | Fault:
 
 
 def _read_json(content: bytes) -> list[str | Fault]:
-    """Returns [the label in a .json, or a Fault if it or the JSON is invalid]; [] if the .json has no label."""
+    """Returns [label] from a .json member; [a Fault] if the label or the JSON is invalid; [] if there is no label."""
     try:
         document = json.loads(content)
         name = next((name for name in _LABEL_FIELDS if name in document), None) if isinstance(document, dict) else None

@@ -174,7 +174,8 @@ class ShardFileWriter(RowsFile):
         return entry
 
     def seal(self) -> ShardEntry:
-        """Writes the last samples, as `RowsFile.seal` does. Raises ValueError if the shard has no sample."""
+        """Writes the last samples, and returns the shard's manifest entry. Only `commit` may follow, which publishes
+        the shard. Raises ValueError if the shard has no sample."""
         self._flush()
         if not self.num_rows:
             raise ValueError(f"{self.path}: a shard needs at least one sample")
