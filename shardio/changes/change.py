@@ -156,10 +156,10 @@ def _select(parent: Parent, splits: Sequence[str], selection: Selection, *, drop
 def add_arrays(
     draft: Draft, name: str, arrays: Mapping[str, Values], kinds: Mapping[str, ArrayKind], keys: list[bytes] | None
 ) -> Draft:
-    """Returns a draft with `arrays` added to the split `name`. `kinds` has the kinds of arrays that are not "array".
-    Row i of each array belongs to sample i; with `keys`, to the sample with the key keys[i]."""
+    """Returns a draft with `arrays` added to the split `name`. `kinds` has the kind of each, by default "array". Row i
+    of each array belongs to sample i; with `keys`, to the sample with the key keys[i]."""
     if not arrays:
-        raise ValueError("expected at least one array, found none")
+        raise ValueError("`arrays` (`--array`): expected at least one array, found none")
     if unknown := sorted(kinds.keys() - arrays.keys()):
         raise ValueError(f"kinds must name arrays that are given ({', '.join(arrays)}); found {unknown[0]!r}")
     split = draft.splits[name]

@@ -210,7 +210,7 @@ def check_arrays(draft: Draft) -> None:
     for name, split in draft.splits.items():
         arrays = [*split.arrays, *split.given]
         if len(arrays) > MAX_ARRAYS:
-            raise ConvertError(f"split {name!r}: expected at most {MAX_ARRAYS} arrays, found {len(arrays)} arrays")
+            raise ConvertError(f"split {name!r}: expected at most {MAX_ARRAYS} arrays, found {len(arrays)}: add fewer")
         seen: dict[str, str] = {}
         for array in arrays:
             # Names that differ only in case are one file on some filesystems.

@@ -57,7 +57,9 @@ def _with_one_list_of_classes(drafts: Sequence[Draft], names: Sequence[str]) -> 
         return list(drafts)
     for draft, name in zip(drafts, names, strict=True):
         if not draft.classes:
-            raise ConvertError(f"{name}: this set has no class names, but another set has some: convert one again")
+            raise ConvertError(
+                f"{name}: this set has no class names, but another set has: convert one again, so both or none have"
+            )
     classes = list(dict.fromkeys(name for draft in drafts for name in draft.classes))
     if len(classes) > MAX_CLASSES:
         raise ConvertError(f"expected at most {MAX_CLASSES:,} classes, found {len(classes):,} classes in all sets")
