@@ -111,7 +111,7 @@ def main() -> NoReturn:
 
 
 def _end_at_once(codes: Sequence[int]) -> None:
-    """Ends the process with the exit code in `codes`, without Python's cleanup: torch's would slow down a Ctrl-C."""
+    """Ends the process with the code in `codes`, if any, without Python's cleanup: torch's would slow down a Ctrl-C."""
     if codes:  # none: Python prints the traceback of an unexpected error first
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):

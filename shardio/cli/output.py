@@ -83,11 +83,9 @@ def telling_of_servers(paths: Sequence[str]) -> Iterator[None]:
 
 
 def levels_of(images: torch.Tensor, transform: object = None, view: int = 0) -> NDArray[np.uint8]:
-    """Returns a batch of images (B, C, H, W) as uint8 pictures (B, H, W, C).
-
-    uint8 images keep their levels. Other dtypes first undo the Normalize of this `view` of `transform`, if there is
-    one, or a ToDtype to levels up to 255; then levels are from 0 for black to 1 for white.
-    """
+    """Returns a batch of images (B, C, H, W) as uint8 pictures (B, H, W, C). uint8 images keep their levels. In other
+    dtypes, levels are taken to be 0 for black to 1 for white, after the Normalize that `transform` has for this `view`
+    was undone; without a Normalize, they are up to 255 if a ToDtype of `transform` does not scale."""
     import torch
 
     from shardio.augment import Normalize, PerSample, ToDtype, Transform

@@ -93,7 +93,7 @@ def view(
         raise click.UsageError("--augmented and --against exclude each other: give one of them")
     shards = open_shards(out, split)
     if per_class is not None and not shards.content.index.has_label:
-        raise ValueError("--per-class needs labels, and the split has none: leave it out")
+        raise ValueError("--per-class needs labels, and the split has none: leave --per-class out")
     matching = chosen = selection.samples(shards.index, shards, shards.numbers)
     if damaged and len(matching):
         files = {entry.file for entry in shards.content.files}

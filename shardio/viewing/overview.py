@@ -144,7 +144,7 @@ class SetOverview:
 
     splits: list[SplitOverview]
     classes: LabelCounts
-    """If no sample has a label, NO_LABEL is the only label; otherwise it is left out."""
+    """If no sample has a label, NO_LABEL is the only label; otherwise samples without a label are left out."""
     levels: Levels | None
     levels_are_stored: bool
     repeats: Repeats

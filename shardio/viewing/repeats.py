@@ -76,7 +76,7 @@ class Repeats:
 
     groups: tuple[RepeatGroup, ...]
     keys: tuple[RepeatGroup, ...]
-    """Samples of one split that have the same key and different labels."""
+    """Groups of samples of one split that have the same key and different labels."""
     num_not_compared: int
     """Candidates that were not compared because there were too many: samples with equal checksums, and pairs with
     close hashes."""
