@@ -132,7 +132,8 @@ def check_count(specs: Sequence[ArraySpec]) -> None:
 
 
 def check_splits(splits: Iterable[str], specs: Sequence[ArraySpec]) -> None:
-    """Raises ValueError if files of an array in `specs`, for any of `splits`, had names of another split's shards."""
+    """Raises ValueError if, in any of `splits`, files of an array in `specs` had the names of another split's
+    shards."""
     there = {split.lower(): split for split in splits}
     for split in there.values():
         for spec in specs:

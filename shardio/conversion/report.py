@@ -130,7 +130,7 @@ class TooManyBad(Exception):
 
 
 class Monitor:
-    """Counts the sources that are done, of `total`, and tells `on_progress`. Raises TooManyBad if more than `most_bad`
+    """Counts the sources that are done, of `total`, and calls `on_progress`. Raises TooManyBad if more than `most_bad`
     are refused, but not before 100 are refused or 10,000 are done: a small collection is converted to its end."""
 
     def __init__(

@@ -64,7 +64,7 @@ class DatasetOrigin(Origin):
     num_classes: int
     identity: str
     like: Label
-    """The label of the first item. Every label must have the type of this label, and a vector also the length."""
+    """The label of the first item; 0 if it is a text. All labels must have its type, and vectors also its length."""
     arrays: tuple[ArraySpec, ...] = ()
     has_pixels: bool = True
     numbers: Mapping[str, int] = field(default_factory=dict)

@@ -237,8 +237,9 @@ class Listing:
 
 
 def hold_out(src: object, collection: Collection, share: float | None) -> Collection:
-    """Returns the collection with about `share` (0 to 1) of its only split, train, moved into the split val. A hash
-    decides: of the source's group or, without groups, of its key. None moves nothing. Errors begin with `src`."""
+    """Returns the collection with about `share` (0 to 1) of its only split, train, moved into the split val, or
+    unchanged for None. A hash of the source's group decides (or of its key, without groups). Errors begin with
+    `src`."""
     if share is None and collection.groups:
         raise ValueError("`group_column` is only for `val`, which is missing: pass `val`, or leave `group_column` out")
     if share is None:
