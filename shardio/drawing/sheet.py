@@ -112,9 +112,9 @@ def in_blocks(
 ) -> Iterator[str]:
     """Yields lines of text that show pictures in rows, with their captions below.
 
-    `width` is the width of the terminal, in cells. Each picture is at least 20 cells wide, unless the terminal is not:
-    narrower pictures would only be spots of color. A row has whole groups of `group` pictures; a group that is longer
-    than a row is divided into rows of equal length.
+    `width` is the width of the terminal, in cells. Each picture is at least 20 cells wide, if the terminal is: narrower
+    pictures would only be spots of color. A row has whole groups of `group` pictures; a group that is longer than a row
+    is divided into rows of equal length.
     """
     most = max(1, min((width + 1) // (20 + 1), -(-len(pictures) // group) * group))
     per_row = max(count for count in range(1, most + 1) if count % group == 0 or group % count == 0)

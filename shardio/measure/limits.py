@@ -40,7 +40,7 @@ _COPIES_IN_A_STEP = 32
 
 
 def memcpy(image_nbytes: int) -> Steps:
-    """Copies one large block of memory, a whole number of images, to another block. Yields this number each time."""
+    """Copies one large block of memory, a whole number of images, to another block. Yields the number of images."""
     num_images = max(1, BLOCK_NBYTES // image_nbytes)
     source, target = (aligned_empty((num_images, image_nbytes)) for _ in range(2))
     source.fill(1)

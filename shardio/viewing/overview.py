@@ -54,12 +54,12 @@ def histogram(values: NDArray[Any], scale: Scale) -> Histogram | None:
 
 
 def bins_of_shares(low: float, high: float) -> tuple[NDArray[Any], Sequence[int]]:
-    """A Scale of 20 bins from 0 to 1, for any `low` and `high`."""
+    """Returns (edges of 20 bins from 0 to 1, indices of the edges to label), for any `low` and `high`: see `Scale`."""
     return np.linspace(0, 1, 21), range(0, 21, 5)
 
 
 def bins_of_counts(low: float, high: float) -> tuple[NDArray[Any], Sequence[int]]:
-    """A Scale of about 40 bins at most, of equal whole width, for integers from `low` to `high`."""
+    """Returns (edges of about 40 bins at most, of equal whole width, indices of the edges to label): see `Scale`."""
     steps = (nice * 10**power for power in count() for nice in (1, 2, 5))
     step = next(step for step in steps if step * 40 > high - low)
     first, last = int(low // step), int(high // step) + 1
@@ -68,7 +68,7 @@ def bins_of_counts(low: float, high: float) -> tuple[NDArray[Any], Sequence[int]
 
 
 def bins_of_sizes(low: float, high: float, per_octave: int = 4) -> tuple[NDArray[Any], Sequence[int]]:
-    """A Scale of `per_octave` bins per factor of 2, for positive numbers from `low` to `high`."""
+    """Returns (edges of `per_octave` bins for each factor of 2, indices of the edges to label): see `Scale`."""
     first, last = (math.floor(math.log2(value) * per_octave) for value in (low, high))
     numbers = np.arange(first, last + 2)
     ticks = np.flatnonzero(numbers % per_octave == 0).tolist()
@@ -216,7 +216,7 @@ def _fit_of(manifest: Manifest, sample_shape: SampleShape) -> str:
 
 
 def _describe(shards: ShardSet, labels: NDArray[np.int64], grays: NDArray[np.float64], fit: str) -> SplitOverview:
-    """Returns the numbers of a split with these `labels`. `grays`: the mean grays, 0 to 1; `fit` is from `_fit_of`."""
+    """Returns the numbers of a split with these `labels`. `grays`: mean grays of pictures, 0 to 1; `fit`: `_fit_of`."""
     fit = "squash" if shards.content.squashed else fit
     widths, heights = (shards.column_of(name, np.arange(len(shards))) for name in ("source_width", "source_height"))
     known = (widths > 0) & (heights > 0)
