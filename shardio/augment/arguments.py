@@ -58,7 +58,7 @@ class Configuration:
     def __repr__(self) -> str:
         """Returns the Python code that creates the transform, without arguments that have their default value.
 
-        Each inner transform is on a line of its own. Equal transforms in a row share a line.
+        Each inner transform is on a line of its own; several equal ones are on one line, as `*[HorizontalFlip()] * 2`.
         """
         if not is_dataclass(self):
             return object.__repr__(self)

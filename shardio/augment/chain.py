@@ -285,10 +285,10 @@ def _draws(
     epoch: int | None,
     view: int | None,
 ) -> Draws:
-    """Returns the random numbers of one call of a transform. A seed, epoch or view of None is taken from `given`.
+    """Returns the random numbers of one call of a transform.
 
-    `given` is the loader's batch, or None outside of a loader. If `given` is None, None means 0, but torch draws the
-    seed if `indices` is None, too.
+    Inside of a loader, `given` is its batch, which has the seed, epoch or view that is not passed. Outside of a loader,
+    `given` is None, and they are 0; but without `indices`, torch draws a seed that is not passed.
     """
     if given is not None:
         draws = given.draws
@@ -349,7 +349,7 @@ class Compose(Container):
         return branches_of(self.parts(purpose), batch)
 
     def parts(self, purpose: str) -> Iterator[Piece]:
-        """Yields each transform with the `purpose` of its `apply`."""
+        """Yields (transform, the purpose to pass to its `apply`). Each purpose begins with `purpose` and is unique."""
         # Numbered per class: adding or removing a transform without randomness does not change the others' draws.
         numbers = Counter[str]()
         for transform in self.transforms:

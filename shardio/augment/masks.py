@@ -79,10 +79,10 @@ class Masks:
         sizes: NDArray[np.int64],
         shown: Sequence[NDArray[np.int64]],
     ) -> Masks:
-        """Returns the masks after a crop to `boxes`, a resize to `sizes`, and a flip where `flips` is true.
+        """Returns the masks cropped to `boxes`, resized to `sizes`, placed by `shown`, and flipped where `flips`.
 
-        `shown` is [rows, columns], (B, side) each: which row (column) of the resized mask is in each row (column) of
-        the result. -1 is outside.
+        `shown` is (rows, columns), (B, side) each. Row y of result i is row rows[i, y] of resized mask i; where that
+        is -1, it is the mask's fill. Columns likewise.
         """
         down, across = shown
         across = np.where(flips[:, None] & (across >= 0), sizes[:, 1:] - 1 - across, across)
@@ -120,8 +120,8 @@ class Masks:
 def _nearest_places(starts: Floats, lengths: Floats, sizes: Numbers, limit: int, shown: Numbers) -> MaskPlaces:
     """Returns which row (or column) of each mask is copied to each row of the result, int32 (B, n); -1 for none.
 
-    A mask has `limit` rows. Its `lengths` rows from row `starts` on are resized to `sizes` rows, (B,) each, by nearest
-    neighbor, as torch's "nearest-exact". `shown`, (B, n), are the resized rows to output; -1 stays -1.
+    Of mask i, which has `limit` rows, `lengths[i]` rows from row `starts[i]` on are resized to `sizes[i]` rows by
+    nearest neighbor, as torch's "nearest-exact". `shown`, (B, n): which of these is each row of the result, or -1.
     """
     middles = starts[:, None] + (2 * shown + 1) * lengths[:, None] / (2 * sizes[:, None])
     # Rounding may have moved a place slightly below a whole pixel.

@@ -71,8 +71,8 @@ def _bins(
 ) -> dict[str, Floats]:
     """Returns the magnitudes, (count,), of each operation that has magnitudes, by name, from no change to the maximum.
 
-    `size` is the image's height and width. The other arguments are maxima: a slope, pixels (None is 150 / 331 of the
-    size), degrees, the difference of a factor to 1, and the number of bits that Posterize keeps.
+    `size` is the image's height and width. The other arguments are the strongest changes: a slope, pixels (None is
+    150 / 331 of the size), degrees, the difference of a factor to 1, and the fewest bits that Posterize keeps.
     """
     down, right = (translate or 150 / 331 * side for side in size)
     up = np.linspace(0.0, 1.0, count)

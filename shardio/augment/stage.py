@@ -193,7 +193,7 @@ class Stage:
                 picture[:, columns < 0] = level
 
     def move(self, masks: Masks) -> Masks:
-        """Returns the masks of the results from the masks of the images, of a whole batch."""
+        """Returns the masks of a whole batch, moved as this stage moves their images."""
         if not self._is_copy:
             sizes = np.full((len(self.flips), 2), self.size)
             canvas = self.canvas or Canvas(sizes, np.zeros_like(sizes))

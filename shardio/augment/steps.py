@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 class Op(IntEnum):
-    """An operation on a uint8 image, by its number in the kernel in C. A comment at each lists its values: see Step.
+    """An operation on a uint8 image. Its number is its code in the kernel in C, and its comment lists its arguments.
 
     Names and results match torchvision's functions, such as `invert`, or `adjust_brightness` for a factor. Gray levels
     match torchvision's `rgb_to_grayscale`.

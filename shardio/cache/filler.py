@@ -188,7 +188,8 @@ class CopyFiller:
         return True
 
     def _remove_damaged(self, folder: FolderHandle, entries: Sequence[FileEntry]) -> list[FileEntry]:
-        """Reads the files `entries` of the copy. Removes damaged files from all copies, and returns their entries."""
+        """Reads the files `entries` of the copy. Removes damaged files, also from copies that share them by hard links,
+        and returns their entries."""
         self._copier.total += sum(entry.nbytes for entry in entries)
         for entry in (damaged := self._copier.find_damaged(folder, entries)):
             with contextlib.suppress(FileNotFoundError):  # a process that read the file has removed it

@@ -160,7 +160,7 @@ class Together:
 
     `files` are all files of the set, in the same order on all nodes. Threads call `finish` with each file whose blocks
     are all THERE; it returns whether the file's sha256 is right. Threads call `on_progress` with the number of bytes
-    just written. `on_message` is called with a sentence that names a node. `folder` is the folder of the copy.
+    just written. `on_message` gets a sentence about nodes that sent wrong bytes. `folder` is the folder of the copy.
     """
 
     group: Group

@@ -52,11 +52,11 @@ def published(plan: Plan) -> Manifest | None:
 
 @contextlib.contextmanager
 def claimed(plan: Plan, has_begun: Callable[[], bool]) -> Iterator[Path | None]:
-    """Makes OUT the folder of this plan, and yields the path of a file that this call has made in the work folder.
+    """Makes OUT the folder of this plan. Yields the path of this call's run file, which it makes in the work folder.
 
-    While the file exists, other calls leave the plan in place. Yields None if OUT holds the plan's finished set. If the
-    `with` block fails while `has_begun()` still returns False, removes what this call made in OUT. Raises ConvertError
-    if OUT holds anything else, such as another conversion.
+    While the run file exists, until the `with` block ends, other calls leave the plan in place. Yields None if OUT
+    holds the plan's finished set. If the `with` block fails while `has_begun()` still returns False, removes what this
+    call made in OUT. Raises ConvertError if OUT holds anything else, such as another conversion.
     """
     out, work = plan.out, plan.out / WORK_FOLDER
     fresh = not (work / PLAN_NAME).exists()

@@ -1,6 +1,6 @@
 """Converts images into a shard set. If a conversion fails, nothing is published and finished shards are kept.
 
-    scan -> plan -> claim OUT -> shard tasks -> publish -> leave OUT
+    scan -> plan -> claim OUT -> shard tasks -> publish -> remove OUT/.convert
 
 An unfinished conversion keeps its plan and a record of each finished shard in OUT/.convert. The same call, made again,
 makes the remaining shards.

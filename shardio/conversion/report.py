@@ -70,8 +70,8 @@ class ConvertReport:
     notes: tuple[str, ...] = ()
     """In words, what the conversion has understood or guessed of SRC, such as classes and the column of the labels."""
     facts: Mapping[str, int] = field(default_factory=dict)
-    """Name in `decode.FACTS` -> the number of pictures of which it is true, unless another call published the set; and
-    the counts of `Fit.count_enlarged`, under their own names. Empty until the set is published."""
+    """Counts of pictures by name: for each name in `decode.FACTS`, those of which it is true; and what
+    `Fit.count_enlarged` returns. Empty until the set is published. FACTS are missing if another call published it."""
     unlabeled: tuple[str, ...] = ()
     """The splits whose samples have no labels."""
     published_before: bool = False
@@ -131,7 +131,7 @@ class TooManyBad(Exception):
 
 class Monitor:
     """Counts the sources that are done, of `total`, and calls `on_progress`. Raises TooManyBad if more than `most_bad`
-    are refused, but not before 100 are refused or 10,000 are done: a small collection is converted to its end."""
+    sources are refused: once 100 are refused or 10,000 are done, so that a small collection is seen to its end."""
 
     def __init__(
         self, total: int, most_bad: int, on_progress: Callable[[Progress], None] | None, notes: tuple[str, ...] = ()

@@ -132,7 +132,7 @@ def check_kind(name: str, kind: object, row: RowType, sample_shape: SampleShape 
     if kind == "array":
         return "array"
     if sample_shape is None:
-        raise ValueError(f"arrays of a set without pixels must be of the kind array; found the kind {kind}")
+        raise ValueError(f'in a set without pixels, the kind of an array must be "array"; found {kind!r}')
     if len(row.shape) not in (2, 3) or row.shape[:2] != sample_shape[:2]:
         raise ValueError(
             f"a mask must have the samples' height and width {sample_shape[:2]}, and may have channels; found shape "

@@ -135,9 +135,9 @@ _Jobs: TypeAlias = "queue.SimpleQueue[partial[None] | weakref.ref[GatherThreads]
 class GatherThreads:
     """`num_threads` daemon threads that read the parts of submitted batches, from one queue. Thread safe.
 
-    After `close`, queued parts fail with RuntimeError instead of being copied. The threads hold only a weak reference
-    to this object, and end when it is freed: the weak reference then puts itself into the queue, without running a line
-    of Python. So they end even if an exception from a signal handler interrupts a finalizer.
+    After `close`, queued parts fail with RuntimeError instead of being copied. The threads end when this object is
+    freed: they hold only a weak reference to it, whose callback is the queue's `put`. The callback runs no Python code,
+    so no exception from a signal handler can prevent it.
     """
 
     def __init__(self, num_threads: int) -> None:

@@ -37,8 +37,8 @@ from shardio.system.eager import eager
 
 class _Due(NamedTuple):
     """A batch that was not taken yet, with the random numbers for its samples, `draws` (None without a transform), and
-    what a transform of shardio makes of it, `program` (None for other functions). `dtypes` are the dtypes of the views
-    if `TransformStep.on_host` has changed them; otherwise ()."""
+    what a transform of shardio makes of it, `program` (None for other functions). `dtypes` has the dtype of the
+    images of each view if `TransformStep.on_host` has finished them; otherwise ()."""
 
     request: Request
     draws: Draws | None

@@ -1,4 +1,4 @@
-"""Options of a ShardLoader, checked before a set is opened, and the parts of a batch."""
+"""Options of a ShardLoader, checked before a set is opened, and what a batch has: images, labels, arrays."""
 
 from __future__ import annotations
 

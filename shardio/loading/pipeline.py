@@ -237,7 +237,7 @@ class Pipeline(Finalized):
         return LoaderReport.between(Snapshot(Counts()), self.meter.snapshot(), self.facts)
 
     def stats(self) -> dict[str, Any]:
-        """Returns the counters of `ShardLoader.stats`, except for the device."""
+        """Returns the counters of `ShardLoader.stats`, except for "shares" and "device"."""
         read = self.reader.counts()
         report = self.report()
         return {

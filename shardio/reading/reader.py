@@ -134,8 +134,8 @@ class Reader:
     def make_pixels(
         self, request: Request, views: Views, numbers: NDArray[np.int64], indices: NDArray[np.int64]
     ) -> None:
-        """Makes the pixels at the positions `numbers` of the batch, by `request.make`, from windows of the samples
-        `indices`. Reads a few windows at a time, so they are still in the processor's caches when they are used."""
+        """Reads the windows of the samples `indices`, and has `request.make` write their pixels to `views`, arrays of
+        the batch, at the positions `numbers`. Reads a few at a time, so the processor's caches still have them then."""
         windows, make, halved = self._windows(request, numbers), request.make or _copy_images, self._halved is not None
         nbytes = nbytes_of(windows, request.channels, halved).cumsum()
         start = done = 0

@@ -143,8 +143,8 @@ def spread_of(values: NDArray[Any]) -> Spread | None:
 
 
 def spreads_of(rows: NDArray[np.void], numbers: Numbers) -> dict[str, Spread]:
-    """Returns a Spread, by name, of the source images' widths, heights and ratios, as far as the index `rows` has them,
-    and of each array in `numbers`. Leaves out names without values."""
+    """Returns Spreads by name: "source_width", "source_height" and "width / height" of the source images whose sizes
+    are in the index `rows`, and the name of each array in `numbers`. Leaves out names without values."""
     widths, heights = rows["source_width"].astype(np.int64), rows["source_height"].astype(np.int64)
     known = (widths > 0) & (heights > 0)
     widths, heights = widths[known], heights[known]

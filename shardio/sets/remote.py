@@ -161,7 +161,10 @@ class RemoteStorage:
                 return self._ask("ls", self._url, detail=True, deadline=deadline)
             page, _ = self._wait_for(_fetch(_filesystem(self._url), self._url, _LISTING_NBYTES), deadline)
             if len(page) > _LISTING_NBYTES:
-                raise ValueError(f"expected a page of links of at most {_LISTING_NBYTES:,} bytes, the server sent more")
+                raise ValueError(
+                    f"expected a page of links of at most {_LISTING_NBYTES:,} bytes, found more: give the URL of a "
+                    "folder with fewer entries, or of a set"
+                )
             return page.decode("utf-8", "replace")
 
         return self._insist(look, self.name, "listing", deadline)

@@ -178,7 +178,9 @@ def _check_tags(data: bytes) -> None:
                 raise DecodeError("unsupported", f"expected a TIFF of at most {_MOST_BANDS} bands, found {bands} bands")
             nbytes += 12 + (size if (size := count * _TYPE_NBYTES.get(kind, 0)) > 4 else 0)
             if nbytes > len(data):
-                raise DecodeError("too large", f"expected TIFF tags of at most {len(data)} bytes, found more")
+                raise DecodeError(
+                    "too large", f"expected TIFF tags no larger than the file, {len(data)} bytes, found more"
+                )
             places += [at + 8] if tag in _DIRECTORIES else []
         end = start + 2 + 12 * struct.unpack_from(f"{sign}H", data, start)[0]
         places += [end] if end + 4 <= len(data) else []

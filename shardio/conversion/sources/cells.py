@@ -92,7 +92,8 @@ def _odd(text: str) -> str:
 
 
 def _written_apart(numbers: Mapping[str, int]) -> bool:
-    """Whether a number has several texts in `numbers` (text -> number), such as 01 and 1. 1 and 1.0 count as one."""
+    """Whether a number is written in several ways in `numbers` (text -> number), such as "01" and "1". What follows a
+    decimal point is ignored: "1" and "1.0" are the same."""
     return len({text.partition(".")[0] for text in numbers}) > len(set(numbers.values()))
 
 

@@ -231,8 +231,8 @@ class ColumnTable:
         return tuple(ArraySpec(name, "array", row, "column") for name, row in rows)
 
     def sha256(self, splits: Iterable[Sequence[bytes]]) -> str:
-        """Returns the sha256 (hex) of the columns' names and dtypes, and of the numbers of all sources in the splits.
-        `splits` has the keys of each split. Keys are not hashed: they choose the numbers, and decide their order."""
+        """Returns a sha256 (hex) of the columns' names and dtypes, and of their numbers for the sources with the keys
+        in `splits`, in this order. `splits` has the keys of each split; keys are not hashed."""
         sha256 = hashlib.sha256(repr({name: numbers.dtype.str for name, numbers in self.values.items()}).encode())
         for keys in splits:
             for numbers in self.of(keys).values():

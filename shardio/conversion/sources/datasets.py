@@ -37,7 +37,7 @@ _MOST_TRIED = 8
 
 
 class Dataset(Protocol):
-    """An object with `len(dataset)`, and `dataset[i]`, which returns the same (image, label) at every call.
+    """An object with `len(dataset)`, and `dataset[i]`, which returns the same item at every call: (image, label).
 
     Map-style datasets of torch and torchvision qualify, and so does a list. `i` is from 0 to len(dataset) - 1.
 
@@ -45,7 +45,7 @@ class Dataset(Protocol):
     - The label is an integer, another number, a vector of numbers, a text, or missing. Numbers and vectors become
       float32. Texts are classes; without `classes`, all items are read once beforehand
     - An item may also be a dict with "image", perhaps "label" (or "labels", ...), and a value for each declared array
-    - An item without an image is an array, or a dict of arrays, perhaps with "label"
+    - For a set without pixels, an item is an array, or a dict of arrays, perhaps with "label"
     - `classes`, if present, has the names of the classes, or of the numbers in a label vector. `targets`, if present,
       only helps to recognize the dataset
     """

@@ -236,8 +236,8 @@ def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlab
 
 
 def _check_split(row: Row, split: str) -> None:
-    """Raises DoubtError if the cell for the split in `row` is empty, and `split` is another split than train. `split`
-    is the split that a folder of the row's image names, or ""."""
+    """Raises DoubtError if the cell for the split in `row` is empty although a folder of the row's image names a split
+    other than train. `split` is the split that the folder names, or ""."""
     if row.split is None and split not in ("", DEFAULT_SPLIT):
         raise DoubtError(
             row.contents.path,
@@ -352,7 +352,7 @@ def _fold(path: str) -> str:
 
 def _compare(path: str, name: str) -> tuple[int, list[str]]:
     """Compares `path`, from a table and perhaps without suffix, with `name`, the path of a picture. Returns (rank,
-    descriptions of the changes that make them equal). The lower the rank, the better they fit."""
+    descriptions of the changes that make them equal). The lower the rank, the fewer changes; the highest needs all."""
     ways: list[str] = []
     for rank, (way, change) in enumerate(_CHANGES):
         changed = change(path), change(name)

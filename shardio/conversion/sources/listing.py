@@ -90,7 +90,8 @@ class Listing:
         self._faults = Faults(self.src, "image")
 
     def key(self, split: str, one: Found, name: str, again: bool) -> bytes:
-        """Returns the key of the image `one` of the class `name` (or "") in a split. `again`: see `may_rename`."""
+        """Returns the key of the image `one` of the class `name` (or "") in a split. `again`: whether keys were not
+        distinct, so that longer ones are asked for; only with `may_rename`."""
         return one.key
 
     def refuse(self, one: Found, expected: str, found: object) -> Fault | None:
@@ -119,7 +120,9 @@ class Listing:
         named = by_split(self.src, self.found)
         splits = {split: named[split] for split in (named if self.keeps_order else in_split_order(named))}
         if empty := [split or DEFAULT_SPLIT for split, some in splits.items() if not some]:
-            raise SourceError(f"{self.src}: expected images in the split {empty[0]!r}, found none")
+            raise SourceError(
+                f"{self.src}: expected images in the split {empty[0]!r}, found none: add some, or remove the split"
+            )
         if not splits:
             self.check()
             raise SourceError(f"{self.src}: expected images, found none")

@@ -334,8 +334,8 @@ def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Mappi
         features = json.loads(metadata.get(b"huggingface", b'{"info": {"features": {}}}'))["info"]["features"]
         return {str(name): one for name, one in features.items() if isinstance(one, dict)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        expected = "expected JSON with info.features as the metadata `huggingface`"
-        raise SourceError(f"{path}: {expected}, found other text") from None
+        expected = "expected JSON with info.features in the file's metadata `huggingface`, found something else"
+        raise SourceError(f"{path}: {expected}: write the file again without that metadata") from None
 
 
 def _class_names(path: Path, feature: Mapping[str, Any]) -> tuple[str, ...]:

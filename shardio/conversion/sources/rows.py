@@ -226,7 +226,7 @@ def _read_json(path: Path, known: Sequence[str], unlabeled: bool) -> tuple[list[
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
-        raise ValueError(f"one object has two values for {show(first_repeated(name for name, _ in pairs))}: remove one")
+        raise ValueError(f"{show(found)} has {show(first_repeated(name for name, _ in pairs))} twice: remove one")
     return found
 
 

@@ -119,7 +119,8 @@ class ParquetOrigin(FileOrigin):
             out.commit()
 
     def _read_spool(self, where: bytes, number: int) -> tuple[bool, bytes | None]:
-        """Returns (is intact, image) of the copy of row `number` of the file `where`. None: the row has no image."""
+        """Reads the copy of row `number` of the file `where`. Returns (True, its image), (True, None) if the row has no
+        image, or (False, None or damaged bytes) if the copy is damaged."""
         path = self._spool_path(where)
         with naming(path), open_untrusted(path) as file:
             start = os.fstat(file.fileno()).st_size - _ENTRY.size * (self.files[where].num_rows - number)
