@@ -192,15 +192,16 @@ def check_rows(part: Part, here: Path, out: Path, samples: int, *options: object
 
 
 def train(cache: Path, source: str, rank: int, world_size: int, epochs: list[int]) -> None:
-    """One rank. Writes down the samples of each batch before it asks for the next one, and rank 0 also its place."""
-    place = cache / "place.json"
+    """One rank. Writes down the samples of each batch before it asks for the next one, and rank 0 also its place. Goes
+    on from the place in kept.json, which no rank changes."""
+    place, kept = cache / "place.json", cache / "kept.json"
     transform = Compose([RandomResizedCrop(56), HorizontalFlip(), Normalize("imagenet")])
     with ShardLoader(
         source, GLOBAL_BATCH // world_size, rank=rank, world_size=world_size, cache=cache / "copies", device="cpu",
         num_threads=1, transform=transform, return_indices=True,
     ) as loader:  # fmt: skip
-        if place.exists():
-            loader.load_state_dict(json.loads(place.read_text()))
+        if kept.exists():
+            loader.load_state_dict(json.loads(kept.read_text()))
         for epoch in epochs:
             loader.set_epoch(epoch)
             with open(cache / f"{world_size}-{rank}-{epoch}.log", "ab", buffering=0) as log:
@@ -294,7 +295,7 @@ class Rehearsal:
         part.check("copied and compared with sha256", part.nbytes == load_manifest(self.shared).nbytes)
 
     def train(self, part: Part) -> None:
-        for path in chain(self.cache.glob("*.log"), self.cache.glob("place*")):
+        for path in chain(self.cache.glob("*.log"), self.cache.glob("*.json")):
             path.unlink()
 
         def ranks(count: int, *epochs: int) -> list[list[object]]:
@@ -303,9 +304,9 @@ class Rehearsal:
         log = self.cache / "4-0-0.log"
         nbytes = self.samples * 8 // 4 * 0.4
         part.run(*ranks(4, 0), until=lambda: log.exists() and log.stat().st_size > nbytes)
-        kept = json.loads((self.cache / "place.json").read_text())
+        (self.cache / "place.json").replace(self.cache / "kept.json")
+        batches = json.loads((self.cache / "kept.json").read_text())["consumed"] // GLOBAL_BATCH
         part.run(*ranks(3, 0, 1))
-        batches = kept["consumed"] // GLOBAL_BATCH
         first = np.concatenate([logged(self.cache, 4, 0)[:batches], logged(self.cache, 3, 0)])
         with ShardLoader(self.shared, GLOBAL_BATCH, rank=0, world_size=1, device="cpu") as loader:
             for epoch, found in enumerate((first, logged(self.cache, 3, 1))):
