@@ -585,7 +585,7 @@ def test_arrays_of_every_kind_can_be_added_and_replaced(out: Path, new: Path, tm
         ({"a": np.zeros(25), "A": np.zeros(25)}, {}, "differ in more than case"),
         ({}, {}, "at least one array"),
         ({"a": []}, {}, "expected at least one block of values, found none"),
-        ({"a": [np.zeros(20)]}, {}, r"'a': expected 25 rows, .*'train'.* found 20 rows"),
+        ({"a": [np.zeros(20)]}, {}, r"'a': expected .*25 samples .*'train'.* found 20 rows"),
         ({"a": [np.zeros(20), np.zeros(20)]}, {}, "found more"),
         ({"a": [np.zeros(20), np.zeros(5, "f4")]}, {}, "expected only rows of <f8"),
         ({"a": [np.zeros(20), 5]}, {}, "expected NumPy arrays, found int"),

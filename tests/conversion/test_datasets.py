@@ -302,7 +302,7 @@ def test_a_vector_of_labels_may_have_a_class_for_each_number(tmp_path: Path) -> 
 
     convert(Tagged([(RGB, [1, 0])]), tmp_path / "out", **OPTIONS)
     assert open_shards(tmp_path / "out").classes == ("sky", "sea")
-    with pytest.raises(ValueError, match=r"expected 3 classes, .*found 2"):
+    with pytest.raises(ValueError, match=r"expected 3 `classes`, .*found 2"):
         convert(Tagged([(RGB, [1, 0, 0])]), tmp_path / "three", **OPTIONS)
 
 

@@ -72,6 +72,13 @@ def test_workflows_pin_each_action_to_a_commit_and_name_its_version() -> None:
     assert sorted(set(used)) == sorted(f"{action}@{pin}" for action, pin in pins.items())
 
 
+def test_workflows_run_files_that_exist() -> None:
+    workflows = [text_of(str(path)) for path in (ROOT / ".github" / "workflows").iterdir()]
+    paths = re.findall(r"(?<![\w/.])(?:tests|tools)/[\w/.]*\w", "\n".join(workflows))
+    assert len(paths) > 5
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 @pytest.mark.parametrize(
     ("names", "fault"),
     [
