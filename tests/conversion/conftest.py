@@ -40,6 +40,13 @@ def workers_that_start_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def nothing_printed(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """Many decoders print warnings to stderr, also from C; a conversion of a million images must not."""
+    yield
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
 def with_masks(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     """A tree with masks of which one is missing. Returns it and options for `convert`."""
     for split, count in (("train", 12), ("val", 4)):

@@ -10,7 +10,7 @@ import pytest
 from pictures import encode
 from PIL import Image
 
-from shardio.conversion.images.headers import COLOR, find_chunk, read_orientation, read_png_header
+from shardio.conversion.images.headers import read_orientation
 from shardio.errors import DecodeError
 
 BLACK = Image.new("RGB", (17, 9))
@@ -72,10 +72,9 @@ def test_a_block_cut_at_any_byte_means_upright_or_what_it_said() -> None:
         assert orientation_in(block[:length]) == (6 if length >= end else 1), length
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_any_bytes_give_an_orientation(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    for _ in range(300):
+def test_any_bytes_give_an_orientation() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(600):
         body = bytearray(exif(int(rng.integers(1, 9)), "<>"[int(rng.integers(2))], before=int(rng.integers(4))))
         for _ in range(int(rng.integers(1, 6))):
             body[int(rng.integers(len(body)))] = int(rng.choice([0, 1, 3, 0x12, 0x7F, 0x80, 0xFF]))
@@ -116,15 +115,3 @@ def test_a_webp_that_does_not_announce_a_block_has_none() -> None:
     assert read_orientation(bytes(data)) == 5
     data[20] &= ~0x08
     assert read_orientation(bytes(data)) == 1
-
-
-def test_the_header_and_the_chunks_of_a_png_are_read() -> None:
-    data = encode(BLACK, "PNG")
-    header = read_png_header(data)
-    assert (header.width, header.height, header.depth, header.color_type) == (17, 9, 8, COLOR)
-    assert find_chunk(data, b"IHDR") == data[16:29]
-    assert find_chunk(data, b"IEND") == b""
-    assert find_chunk(data, b"tRNS") is None
-    for length in (8, 12, 16, 28):
-        with pytest.raises(DecodeError, match=r"^damaged: expected an IHDR"):
-            read_png_header(data[:length])

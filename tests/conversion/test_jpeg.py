@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
-import struct
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from pictures import encode, random_picture
 from PIL import Image
 
 from shardio.conversion.images.decode import decode_image
-from shardio.conversion.images.headers import MAX_SCANS, JpegHeader, read_jpeg_header, without_junk
+from shardio.conversion.images.headers import MAX_SCANS, read_jpeg_header, without_junk
 from shardio.errors import DecodeError
 
 SOI, EOI = b"\xff\xd8", b"\xff\xd9"
@@ -74,16 +72,6 @@ def test_header_agrees_with_pillow(kind: str) -> None:
 
 
 @each_kind
-def test_segments_lie_end_to_end_from_the_start_to_the_first_scan(kind: str) -> None:
-    data = KINDS[kind]
-    segments = read_jpeg_header(data).segments
-    assert segments[0].start == 2
-    assert all(first.end == second.start for first, second in itertools.pairwise(segments))
-    assert all(data[one.start : one.start + 2] == bytes([0xFF, one.marker]) for one in segments)
-    assert [one.marker for one in segments].index(0xDA) == len(segments) - 1
-
-
-@each_kind
 def test_a_header_cut_at_any_byte_is_refused(kind: str) -> None:
     data = KINDS[kind]
     for length in range(3, read_jpeg_header(data).segments[-1].end):
@@ -122,27 +110,22 @@ def test_a_header_that_cannot_be_is_refused() -> None:
             read_jpeg_header(header)
 
 
-def header_or_refusal(data: bytes) -> JpegHeader | DecodeError:
-    try:
-        return read_jpeg_header(data)
-    except DecodeError as error:
-        return error
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_any_bytes_give_a_header_or_a_decode_error(seed: int) -> None:
-    rng = np.random.default_rng(seed)
+def test_any_bytes_give_a_header_or_a_decode_error() -> None:
+    rng = np.random.default_rng(0)
     markers = np.frombuffer(bytes([0xFF, 0xC0, 0xC4, 0xDA, 0xD9, 0xE0, 0, 0, 4, 12]), np.uint8)
-    for i in range(300):
+    found = 0
+    for i in range(900):
         body = rng.integers(0, 256, int(rng.integers(0, 80)), dtype=np.uint8)
         often = rng.random(len(body)) < 0.6  # so that markers and short lengths are common
         body[often] = rng.choice(markers, int(often.sum()))
-        outcome = header_or_refusal(b"\xff\xd8\xff" + body.tobytes())
-        if isinstance(outcome, DecodeError):
-            assert outcome.reason == "damaged", (seed, i)
+        try:
+            last = read_jpeg_header(b"\xff\xd8\xff" + body.tobytes()).segments[-1]
+        except DecodeError as error:
+            assert error.reason == "damaged", i  # noqa: PT017
         else:
-            assert outcome.segments[-1].marker == 0xDA, (seed, i)
-            assert outcome.segments[-1].end <= 3 + len(body), (seed, i)
+            assert (last.marker, last.end <= 3 + len(body)) == (0xDA, True), i
+            found += 1
+    assert found
 
 
 def test_supported_are_8_bits_of_baseline_extended_progressive_and_their_arithmetic_twins() -> None:
@@ -242,18 +225,11 @@ def test_without_junk_keeps_the_picture_and_nothing_else(kind: str) -> None:
     once = without_junk(data, header)
     np.testing.assert_array_equal(decode_image(once).pixels, decode_image(data).pixels)
     left = read_jpeg_header(once)
-    assert {s.marker for s in left.segments} <= {0xC0, 0xC2, 0xC4, 0xDA, 0xDB, 0xDD, 0xE0, 0xEE}
+    markers = {s.marker for s in left.segments}
+    assert markers <= {0xC0, 0xC2, 0xC4, 0xDA, 0xDB, 0xDD, 0xE0, 0xEE}
+    assert markers >= {0xEE if kind == "cmyk" else 0xE0}  # Adobe or JFIF, which tell the colors
     assert once[left.segments[-1].end :] == data[header.segments[-1].end :]
     assert without_junk(once, left) == once
-
-
-def test_without_junk_keeps_the_segments_that_tell_the_colors() -> None:
-    data = KINDS["cmyk"]
-    adobe = segment(0xEE, b"Adobe" + struct.pack(">HHHB", 100, 0, 0, 0))
-    assert adobe in data
-    assert adobe in without_junk(data, read_jpeg_header(data))
-    data = KINDS["baseline"]
-    assert data[2:20] in without_junk(data, read_jpeg_header(data))
 
 
 def test_a_color_segment_that_is_too_short_to_tell_anything_is_left_out() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command import shardio
 from conversions import decode_or_refuse
 from numpy.typing import NDArray
 from pictures import encode, random_picture
@@ -33,11 +32,7 @@ HAS_AVIF = "avif" in features.modules and features.check("avif")
 needs_avif = pytest.mark.skipif(not HAS_AVIF, reason="needs a Pillow with AVIF")
 
 
-@pytest.fixture(autouse=True)
-def nothing_printed(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """libtiff prints, and a conversion of a million images must not."""
-    yield
-    assert capfd.readouterr() == ("", "")
+pytestmark = pytest.mark.usefixtures("nothing_printed")
 
 
 def over(colors: NDArray[Any], alpha: NDArray[Any]) -> NDArray[Any]:
@@ -349,18 +344,6 @@ def test_the_first_of_several_pictures_is_taken_with_a_warning(kind: str) -> Non
     assert decoded.warning.lower() == f"{kind.lower()} of several pictures: the first one was taken"
     difference = np.abs(decoded.pixels.astype(int) - np.asarray(FRAMES[0].convert("RGB")))
     assert difference.mean() <= (0 if kind != "AVIF" else 10)
-
-
-def test_convert_says_once_of_each_kind_how_many_files_have_several_pictures(tmp_path: Path) -> None:
-    for number in range(9):
-        path = tmp_path / "images" / f"c{number % 2}" / f"{number}.{'gif' if number < 7 else 'tif'}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(animation("GIF" if number < 7 else "TIFF"))
-    done = shardio("convert", tmp_path / "images", tmp_path / "out", "--size", "16", "--order", "source")
-    assert [line for line in done.stdout.splitlines() if "several" in line] == [
-        "  warning c0/0.gif and 6 more: GIF of several pictures: the first one was taken",
-        "  warning c0/8.tif and 1 more: TIFF of several pictures: the first one was taken",
-    ]
 
 
 def test_a_gif_frame_lies_on_the_canvas_and_the_background_shows_elsewhere() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import struct
 import threading
@@ -14,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import shardio
-from pictures import random_picture
+from folders import put
+from pictures import encode, random_picture
 from PIL import Image
 
 from shardio.conversion.convert import convert
@@ -34,18 +34,14 @@ def filters(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def png_that_is_warned_of(number: int) -> bytes:
     """A sound picture, and an animation of no frames."""
-    file = io.BytesIO()
-    Image.fromarray(random_picture(np.random.default_rng(number), 24, 24)).save(file, "PNG")
-    data, body = file.getvalue(), b"acTL" + bytes(8)
+    data, body = encode(random_picture(np.random.default_rng(number), 24, 24), "PNG"), b"acTL" + bytes(8)
     return data[:33] + struct.pack(">I", 8) + body + struct.pack(">I", zlib.crc32(body)) + data[33:]
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     for number in range(12):
-        path = tmp_path / "images" / f"c{number % 2}" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(png_that_is_warned_of(number))
+        put(tmp_path / "images", f"c{number % 2}/{number}.png", content=png_that_is_warned_of(number))
     return tmp_path / "images"
 
 
@@ -61,15 +57,20 @@ def test_what_a_decoder_warns_of_is_kept_with_every_image(
 
 
 def test_no_warning_reaches_the_terminal_and_names_are_told(tree: Path, tmp_path: Path) -> None:
+    frame = Image.fromarray(random_picture(np.random.default_rng(0), 12, 18))
+    (tree / "c0" / "12.gif").write_bytes(encode(frame, "GIF", save_all=True, append_images=[frame.rotate(180)]))
     words = ("convert", tree, tmp_path / "out", "--size", "16", "--shard-size", "8kB", "--workers", 6)
     result = shardio(*words)  # with -W error
     assert result.returncode == 0
     assert all(line.startswith("shardio: ") for line in result.stderr.splitlines())
     lines = [line for line in result.stdout.splitlines() if " warning " in line]
-    assert len(lines) == 1  # for all images of the same warning
-    assert lines[0].endswith(f".png and 11 more: {APNG}")
+    several = "GIF of several pictures: the first one was taken"
+    assert sorted(line.split(maxsplit=2)[2] for line in lines) == [  # one for all images of the same warning
+        several,
+        f"and 11 more: {APNG}",
+    ]
     facts = json.loads(shardio(*words[:2], tmp_path / "again", *words[3:], "--json").stdout)
-    assert (len(facts["warned"]), set(facts["warned"].values()), facts["mended"]) == (12, {APNG}, [])
+    assert (len(facts["warned"]), set(facts["warned"].values()), facts["mended"]) == (13, {APNG, several}, [])
 
 
 class OddItems:
