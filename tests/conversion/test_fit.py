@@ -22,9 +22,8 @@ from PIL import Image
 from shardio.conversion.convert import convert
 from shardio.conversion.images.fit import Fit, Placement
 from shardio.conversion.images.headers import MAX_PIXELS
-from shardio.conversion.options import ConvertOptions, FitMode, Resample
+from shardio.conversion.options import FitMode, Resample
 from shardio.errors import DecodeError
-from shardio.format.layout import MAX_SIDE
 from shardio.kernels import _resample
 from shardio.kernels import resample as kernel
 from shardio.reading.shardset import open_shards
@@ -45,26 +44,15 @@ def torchvision_boxes(height: int, width: int, size: int) -> tuple[tuple[int, in
     return (new_height, new_width), top, left
 
 
-def square_crop(size: int) -> Fit:
-    return Fit((size, size), "crop")
-
-
 # --- boxes ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 7, 32])
-def test_square_crop_boxes_are_those_of_torchvision_for_all_small_sides(size: int) -> None:
-    fit = square_crop(size)
-    for height, width in itertools.product(range(1, 81), repeat=2):
-        assert fit.placement(height, width) == Placement(*torchvision_boxes(height, width, size)), (height, width)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_square_crop_boxes_are_those_of_torchvision_for_large_sides(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    for height, width, size in (2 ** rng.uniform(0, 16, (5000, 3))).astype(int).tolist():
+def test_square_crop_boxes_are_those_of_torchvision() -> None:
+    small = [(*sides, size) for size in (1, 7, 32) for sides in itertools.product(range(1, 81), repeat=2)]
+    large = (2 ** np.random.default_rng(0).uniform(0, 16, (20_000, 3))).astype(int).tolist()
+    for height, width, size in (*small, *large):
         expected = Placement(*torchvision_boxes(height, width, size))
-        assert square_crop(size).placement(height, width) == expected, (seed, height, width, size)
+        assert Fit((size, size), "crop").placement(height, width) == expected, (height, width, size)
 
 
 def sides_and_targets(seed: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -74,42 +62,20 @@ def sides_and_targets(seed: int) -> list[tuple[tuple[int, int], tuple[int, int]]
     return small + [((a, b), (c, d)) for a, b, c, d in drawn]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_crop_covers_the_target_with_as_little_as_it_can(seed: int) -> None:
-    for (height, width), size in sides_and_targets(seed):
-        place = Fit(size, "crop").placement(height, width)
-        case = f"{height} x {width} to {size}, seed {seed}"
-        assert place.resized[0] >= size[0], case
-        assert place.resized[1] >= size[1], case
-        assert place.resized[0] == size[0] or place.resized[1] == size[1], case
-        for side in (0, 1):
-            margin, before = place.resized[side] - size[side], (place.top, place.left)[side]
-            assert 0 <= before <= margin, case
-            assert abs(2 * before - margin) <= 1, case
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_pad_fits_inside_the_target_and_fills_one_side(seed: int) -> None:
-    for (height, width), size in sides_and_targets(seed):
-        place = Fit(size, "pad").placement(height, width)
-        case = f"{height} x {width} to {size}, seed {seed}"
-        assert 1 <= place.resized[0] <= size[0], case
-        assert 1 <= place.resized[1] <= size[1], case
-        assert place.resized[0] == size[0] or place.resized[1] == size[1], case
-        for side in (0, 1):
-            margin, before = size[side] - place.resized[side], -(place.top, place.left)[side]
-            assert 0 <= before <= margin, case
-            assert abs(2 * before - margin) <= 1, case
-
-
 @pytest.mark.parametrize("mode", ["crop", "pad"])
-def test_the_aspect_ratio_is_kept_within_one_pixel(mode: FitMode) -> None:
-    for (height, width), size in sides_and_targets(7):
-        resized_height, resized_width = Fit(size, mode).placement(height, width).resized
+def test_crop_just_covers_the_target_and_pad_just_fits_inside_and_the_aspect_ratio_is_kept(mode: FitMode) -> None:
+    for (height, width), size in sides_and_targets(0) + sides_and_targets(1):
+        place = Fit(size, mode).placement(height, width)
         case = f"{height} x {width} to {size}"
+        for side, before in ((0, place.top), (1, place.left)):
+            margin = place.resized[side] - size[side]
+            assert min(margin, 0) <= before <= max(margin, 0), case
+            assert margin >= 0 if mode == "crop" else -size[side] < margin <= 0, case
+            assert abs(2 * before - margin) <= 1, case
+        assert place.resized[0] == size[0] or place.resized[1] == size[1], case
         # One side is exact; the other is what the ratio says, rounded down, and at least one pixel.
-        by_width, by_height = resized_width * height // width, resized_height * width // height
-        assert resized_height == max(by_width, 1) or resized_width == max(by_height, 1), case
+        by_width, by_height = place.resized[1] * height // width, place.resized[0] * width // height
+        assert place.resized[0] == max(by_width, 1) or place.resized[1] == max(by_height, 1), case
 
 
 def test_squash_takes_the_whole_target() -> None:
@@ -120,14 +86,6 @@ def test_squash_takes_the_whole_target() -> None:
 def test_a_picture_of_the_targets_shape_is_placed_whole_by_every_mode() -> None:
     for size, factor, mode in itertools.product(TARGETS, (1, 2, 3, 10), MODES):
         assert Fit(size, mode).placement(size[0] * factor, size[1] * factor) == Placement(size, 0, 0)
-
-
-def test_sizes_that_there_are_not_are_refused() -> None:
-    sizes: Any = ((0, 4), (4, 0), (-1, 4), (MAX_SIDE + 1, 4), (4,), (4, 4, 4), (4.0, 4), ("4", 4), (True, 4), ())
-    for size in sizes:
-        with pytest.raises(ValueError, match=rf"size must be \(height, width\), each from 1 to {MAX_SIDE}") as caught:
-            ConvertOptions(size=size)
-        assert repr(size) in str(caught.value)
 
 
 Resize = Callable[[NDArray[np.uint8], tuple[int, int], Image.Resampling], NDArray[np.uint8]]
@@ -175,15 +133,13 @@ def keys(x: float) -> float:
 
 
 @pytest.mark.parametrize("size", [1, 7, 32])
-def test_adm_gives_the_pixels_of_its_definition(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adm_gives_the_pixels_of_its_definition(size: int) -> None:
     fit, rng = Fit((size, size), "adm"), np.random.default_rng(size)
     small = itertools.product(range(1, 12), repeat=2)
     for height, width in [*small, *SHAPES, (31, 33), (64, 64), (65, 129), (330, 500), (70, 300), (300, 70)]:
         pixels = random_pixels(rng, height, width)
         expected = center_crop_arr(pixels, size, by_definition)
-        for form in range(NUM_FORMS):
-            monkeypatch.setattr(kernel, "_FORM", form)
-            np.testing.assert_array_equal(fit.apply(pixels), expected, err_msg=f"{height} x {width}, {form}")
+        np.testing.assert_array_equal(fit.apply(pixels), expected, err_msg=f"{height} x {width}")
         assert fit.apply_nearest(np.full((height, width), 7, np.uint8)).tolist() == [[7] * size] * size
 
 
@@ -200,14 +156,6 @@ def test_a_set_has_the_pixels_that_adm_reads_from_its_files(imagenet_sample: Pat
         for shape in ((len(pixels), len(pixels) // 4), (pixels.shape[1] // 4, pixels.shape[1])):
             cut = pixels[: shape[0], : shape[1]]
             np.testing.assert_array_equal(Fit((64, 64), "adm").apply(cut), center_crop_arr(cut, 64, by_pillow))
-    with pytest.raises(ValueError, match="needs quality 'exact'"):
-        convert(tmp_path / "images", tmp_path / "other", size=64, fit="adm", quality="fast")
-
-
-@pytest.mark.parametrize(("size", "resample"), [((4, 5), "bicubic"), ((4, 4), "bilinear"), ((4, 4), "lanczos")])
-def test_adm_is_square_and_bicubic(size: tuple[int, int], resample: Resample) -> None:
-    with pytest.raises(ValueError, match="'adm' needs a square"):
-        ConvertOptions(size=size, fit="adm", resample=resample)
 
 
 # --- pixels -----------------------------------------------------------------------------------------------------------
@@ -217,16 +165,6 @@ def test_a_picture_of_the_right_size_keeps_every_pixel() -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (31, 33, 3), dtype=np.uint8)
     for mode, resample in itertools.product(MODES, RESAMPLES):
         np.testing.assert_array_equal(Fit((31, 33), mode, resample).apply(pixels), pixels)
-
-
-def test_the_picture_itself_is_never_changed() -> None:
-    pixels = random_picture(np.random.default_rng(4), 30, 44)
-    before = pixels.copy()
-    pixels.flags.writeable = False
-    for mode, size in itertools.product(MODES, TARGETS):
-        if pixels.shape[:2] != size:
-            Fit(size, mode).apply(before)
-    np.testing.assert_array_equal(before, pixels)
 
 
 def test_pictures_of_any_memory_layout_give_the_same_sample() -> None:
@@ -344,11 +282,10 @@ def random_pixels(rng: np.random.Generator, height: int, width: int) -> NDArray[
     return pixels if rng.random() < 0.5 else (pixels >> 7) * np.uint8(255)
 
 
-@pytest.mark.parametrize("form", range(NUM_FORMS))
-def test_random_pictures_are_as_torch_makes_them(form: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "_FORM", form)
-    rng = np.random.default_rng(form)
-    for _ in range(500):
+def test_random_pictures_are_as_torch_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(800):
+        monkeypatch.setattr(kernel, "_FORM", number % NUM_FORMS)
         fit, (height, width) = random_fit(rng), rng.integers(1, rng.choice([5, 20, 100, 250]), 2).tolist()
         pixels = random_pixels(rng, height, width)
         np.testing.assert_array_equal(fit.apply(pixels), by_torch(fit, pixels), err_msg=f"{height} x {width}, {fit}")

@@ -20,6 +20,7 @@ import pytest
 from command import run_python
 from conversions import run_on, undisturbed
 from deadlines import must_not_block
+from disks import failing
 from folders import hashes, stamps
 from pictures import random_picture, write_jpeg
 from storages import scan_tree
@@ -87,13 +88,12 @@ def tasks_of(src: Path, out: Path) -> tuple[ShardTask, ...]:
 # --- the same set -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("threads", [1, 3])
 def test_a_pool_makes_the_same_set(
-    image_tree: Path, out: Path, finished: dict[str, str], threads: int, monkeypatch: pytest.MonkeyPatch
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Progress] = []
     with ThreadPoolExecutor(2) as pool:
-        run_on(pool, monkeypatch, threads)
+        run_on(pool, monkeypatch, 3)
         report = convert(image_tree, out, **OPTIONS, on_progress=seen.append)
     assert hashes(out) == finished
     assert (report.num_converted, report.num_sources, report.num_shards) == (18, 18, 6)
@@ -101,45 +101,31 @@ def test_a_pool_makes_the_same_set(
     assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
 
 
-def test_a_pool_has_no_more_tasks_at_a_time_than_it_wants(image_tree: Path, out: Path) -> None:
+def test_a_pool_has_no_more_tasks_at_a_time_than_it_wants_and_does_alone_what_breaks_it(
+    image_tree: Path, out: Path
+) -> None:
     class Bounded(Pool):
-        waiting = 0
-
         def most_in_flight(self) -> int:
             return 2
 
-        def submit(self, *call: Any) -> Future[ShardRecord]:
-            future = super().submit(*call)
-            futures.append(future)
-            self.waiting = max(self.waiting, sum(not future.done() for future in futures))
-            return future
-
-    futures: list[Future[ShardRecord]] = []
-    tasks = tasks_of(image_tree, out)
-    with ThreadPoolExecutor(1) as threads:
-        pool = Bounded(threads)
-        records = run_on_pool(tasks, pool, lambda *counts: None, out / ".convert" / "run", 1)
-    assert [record.entry and record.entry.file for record in records] == [task.name for task in tasks]
-    assert len(futures) == 6
-    assert pool.waiting <= 2
-
-
-def test_a_task_that_a_broken_pool_does_not_take_is_done_alone(image_tree: Path, out: Path) -> None:
-    class Broken(Pool):
         def submit(self, call: Any, /, *arguments: Any) -> Future[ShardRecord]:
             if arguments[1] == 3:
                 raise BrokenProcessPool("a worker was killed")
-            return super().submit(call, *arguments)
+            futures.append(super().submit(call, *arguments))
+            waiting.append(sum(not future.done() for future in futures))
+            return futures[-1]
 
         def do_alone(self, task: ShardTask, number: int, terms: Terms) -> ShardRecord:
             alone.append(number)
             return super().submit(executors._work, task, number, terms, 1).result()
 
-    alone: list[int] = []
+    futures: list[Future[ShardRecord]] = []
+    waiting, alone = list[int](), list[int]()
     tasks = tasks_of(image_tree, out)
     with ThreadPoolExecutor(1) as threads:
-        records = run_on_pool(tasks, Broken(threads), lambda *counts: None, out / ".convert" / "run", 1)
+        records = run_on_pool(tasks, Bounded(threads), lambda *counts: None, out / ".convert" / "run", 1)
     assert [record.entry and record.entry.file for record in records] == [task.name for task in tasks]
+    assert max(waiting) <= 2
     assert 3 in alone
 
 
@@ -288,26 +274,25 @@ def test_a_machine_like_this_one_takes_part(terms: Terms) -> None:
     pickle.loads(pickle.dumps(terms)).check()
 
 
-def test_a_machine_with_other_libraries_takes_no_part(terms: Terms) -> None:
-    newer = replace(terms, libraries={**terms.libraries, "simplejpeg": "99.0", "pillow": "98.0"})
-    with pytest.raises(ConvertError, match=r"found pillow '.*', here '98.0'; simplejpeg '.*', here '99.0'"):
-        newer.check()
+OTHER: dict[str, tuple[Callable[[Terms, Path], object], str]] = {
+    "libraries": (
+        lambda terms, path: terms.libraries.update({"simplejpeg": "99.0", "pillow": "98.0"}),  # type: ignore[attr-defined]
+        r"found pillow '.*', here '98.0'; simplejpeg '.*', here '99.0'",
+    ),
+    "folder OUT": (
+        lambda terms, path: terms.run_file.unlink(),
+        r"cannot write to .*: No such file or directory. OUT must be the same",
+    ),
+    "file lost": (lambda terms, path: path.unlink(), r"does not find b'train/n01/.*SRC must be the same"),
+    "file": (lambda terms, path: path.write_bytes(b"other"), r"does not find b'train/n01/.*SRC must be the same"),
+}
 
 
-def test_a_machine_that_does_not_see_out_takes_no_part(terms: Terms) -> None:
-    terms.run_file.unlink()
-    with pytest.raises(ConvertError, match=r"cannot write to .*: No such file or directory. OUT must be the same"):
-        terms.check()
-
-
-@pytest.mark.parametrize("change", ["lost", "other"])
-def test_a_machine_that_sees_other_sources_takes_no_part(terms: Terms, image_tree: Path, change: str) -> None:
-    path = image_tree / os.fsdecode(terms.source.key)
-    if change == "lost":
-        path.unlink()
-    else:
-        path.write_bytes(b"other")
-    with pytest.raises(ConvertError, match=r"does not find b'train/n01/.*SRC must be the same on all machines"):
+@pytest.mark.parametrize("other", OTHER)
+def test_a_machine_that_is_not_like_this_one_takes_no_part(terms: Terms, image_tree: Path, other: str) -> None:
+    change, words = OTHER[other]
+    change(terms, image_tree / os.fsdecode(terms.source.key))
+    with pytest.raises(ConvertError, match=words):
         terms.check()
 
 
@@ -356,19 +341,12 @@ def test_a_task_looks_at_once_and_then_every_second(run_file: Path, monkeypatch:
 def test_only_a_file_that_is_gone_says_stop(run_file: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     line = TaskLine(run_file, 0, executors._LOOK_SECONDS)
     for code in (errno.EIO, errno.ENOSPC):
-        monkeypatch.setattr(os, call, raising_oserror(code))
+        monkeypatch.setattr(os, call, failing(code))
         line.report(1, 0)
     for code in (errno.ESTALE, errno.ENOENT):
-        monkeypatch.setattr(os, call, raising_oserror(code))
+        monkeypatch.setattr(os, call, failing(code))
         with pytest.raises(Stop):
             line.report(1, 0)
-
-
-def raising_oserror(code: int) -> Callable[..., None]:
-    def fail(*args: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    return fail
 
 
 @pytest.mark.usefixtures("no_waiting")

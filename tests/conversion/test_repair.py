@@ -20,7 +20,7 @@ from command import assert_one_clear_error, run_python, shardio
 from conversions import OPTIONS as PLAIN
 from conversions import TWO_PROCESSES
 from disks import FailingDisk, failing
-from folders import flip, hashes
+from folders import everything, flip, hashes
 from numpy.typing import NDArray
 from pictures import encode, random_picture, write_jpeg
 from PIL import Image
@@ -61,16 +61,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """16 images in train and val that are taken, of every kind, and 7 that are refused, for every reason."""
     rng = np.random.default_rng(11)
     root = tmp_path_factory.mktemp("repair") / "src"
-    for split, name, count in (
-        ("train", "a", 6),
-        ("train", "b", 5),
-        ("train", "c", 4),
-        ("val", "a", 2),
-        ("val", "c", 1),
-    ):
+    for folder, count in (("train/a", 6), ("train/b", 5), ("train/c", 4), ("val/a", 2), ("val/c", 1)):
         for number in range(count):
             height, width = (int(n) for n in rng.integers(20, 60, 2))
-            write_jpeg(root / split / name / f"{number}.jpg", random_picture(rng, height, width))
+            write_jpeg(root / folder / f"{number}.jpg", random_picture(rng, height, width))
     turned = Image.Exif()
     turned[0x0112] = 6
     picture = Image.fromarray(random_picture(rng, 24, 50))
@@ -107,14 +101,6 @@ def out(sound: Path, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    return {path.name: (path.lstat().st_ino, path.lstat().st_mtime_ns) for path in folder.iterdir()}
-
-
-def remove(path: Path) -> None:
-    path.unlink()
-
-
 def link(path: Path) -> None:
     path.rename(path.with_name("elsewhere"))
     path.symlink_to("elsewhere")
@@ -129,7 +115,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "another bit": lambda path: flip(path, path.stat().st_size // 2, 3),
     "cut to nothing": lambda path: os.truncate(path, 0),
     "a byte more": lambda path: os.truncate(path, path.stat().st_size + 1),
-    "missing": remove,
+    "missing": Path.unlink,
     "a link": link,
     "a FIFO": fifo,
 }
@@ -151,7 +137,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 def test_any_damage_to_any_file_is_repaired_to_the_byte_and_nothing_else_is_touched(
     source: Path, sound: Path, out: Path, name: str, damage: str
 ) -> None:
-    before = stamps(out)
+    before = everything(out)
     DAMAGES[damage](out / name)
     assert not verify(out).ok
     report = repair(out, source, workers=1)
@@ -159,14 +145,14 @@ def test_any_damage_to_any_file_is_repaired_to_the_byte_and_nothing_else_is_touc
     (out / "elsewhere").unlink(missing_ok=True)
     assert hashes(out) == hashes(sound)
     assert verify(out).ok
-    after = stamps(out)
-    assert {other for other in before if after[other] != before[other]} == {name}
+    after = everything(out)
+    assert {other for other in before if after[other] != before[other]} == {str(out / name)}
 
 
 def test_swapped_shards_are_repaired_and_an_intact_set_is_left_alone(source: Path, sound: Path, out: Path) -> None:
-    before = stamps(out)
+    before = everything(out)
     assert repair(out, source).repaired == ()
-    assert stamps(out) == before
+    assert everything(out) == before
     (out / "train-00002.npy").rename(out / "other")
     (out / "train-00003.npy").rename(out / "train-00002.npy")
     (out / "other").rename(out / "train-00003.npy")
@@ -174,21 +160,13 @@ def test_swapped_shards_are_repaired_and_an_intact_set_is_left_alone(source: Pat
     assert hashes(out) == hashes(sound)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_any_combination_of_damages_is_repaired(source: Path, sound: Path, out: Path, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    names = [name for name in FILES if rng.random() < 0.6] if seed else FILES
+@pytest.mark.parametrize("workers", [1, TWO_PROCESSES])
+def test_any_combination_of_damages_is_repaired(source: Path, sound: Path, out: Path, workers: int) -> None:
+    rng = np.random.default_rng(workers)
+    names = [name for name in FILES if rng.random() < 0.6] if workers == 1 else FILES
     for name in names:
         DAMAGES[str(rng.choice(list(DAMAGES)[:4]))](out / name)
-    report = repair(out, source, workers=1 + seed % 3)
-    assert set(report.repaired) == set(names), seed
-    assert hashes(out) == hashes(sound), seed
-
-
-def test_with_worker_processes_the_bytes_are_the_same(source: Path, sound: Path, out: Path) -> None:
-    for name in FILES:
-        (out / name).unlink()
-    repair(out, source, workers=TWO_PROCESSES)
+    assert set(repair(out, source, workers=workers).repaired) == set(names)
     assert hashes(out) == hashes(sound)
 
 
@@ -204,32 +182,6 @@ def test_records_that_a_killed_conversion_left_do_not_stand_for_damaged_files(
     for name in damaged:
         flip(out / name, -1)
     assert repair(out, source, workers=TWO_PROCESSES).repaired == damaged
-    assert hashes(out) == hashes(sound)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"fit": "pad", "size": (12, 20), "order": "shuffled", "seed": 9}, {"resample": "bilinear", "fit": "squash"}],
-)
-def test_the_options_are_those_that_the_set_was_made_with(
-    image_tree: Path, tmp_path: Path, options: dict[str, Any]
-) -> None:
-    out = tmp_path / "out"
-    convert(image_tree, out, **{"size": SIZE, "workers": 1, **options})
-    whole = hashes(out)
-    for name in ("train-00000.npy", "val-index.npy"):
-        (out / name).unlink()
-    assert len(repair(out, image_tree).repaired) == 2
-    assert hashes(out) == whole
-
-
-def test_the_images_may_lie_elsewhere_and_be_newer(source: Path, sound: Path, out: Path, tmp_path: Path) -> None:
-    shutil.copytree(source, tmp_path / "moved", symlinks=True)
-    for path in (tmp_path / "moved").rglob("*.jpg"):
-        if path.exists():
-            os.utime(path, (1, 1))
-    (out / "train-00000.npy").unlink()
-    repair(out, tmp_path / "moved")
     assert hashes(out) == hashes(sound)
 
 
@@ -251,38 +203,29 @@ def own_source(source: Path, tmp_path: Path) -> Path:
     return tmp_path / "src"
 
 
-@pytest.mark.parametrize("change", ["added", "renamed"])
-def test_other_sources_are_refused_before_the_set_is_read(own_source: Path, out: Path, change: str) -> None:
+def test_other_sources_are_refused_before_the_set_is_read(own_source: Path, out: Path) -> None:
     (out / "train-00000.npy").unlink()
-    before = stamps(out)
+    before = everything(out)
     one = own_source / "train" / "b" / "3.jpg"
-    match change:
-        case "added":
-            shutil.copyfile(one, one.with_name("more.jpg"))
-        case _:
-            one.rename(one.with_name("other.jpg"))
-    with pytest.raises(ConvertError, match=r"cannot be made again from .*the list of sources changed") as caught:
+    one.rename(one.with_name("other.jpg"))
+    message = f"^{out}: cannot be made again from {own_source}, .*the list of sources changed"
+    with pytest.raises(ConvertError, match=message):
         repair(out, own_source, on_verify=None)
-    assert str(caught.value).startswith(f"{out}: cannot be made again from {own_source}, ")
-    assert stamps(out) == before
+    assert everything(out) == before
 
 
-@pytest.mark.parametrize("name", ["train-00002.npy", "rejects.jsonl"])
 def test_a_changed_image_is_named_its_shard_left_as_it_is_and_all_else_repaired(
-    own_source: Path, sound: Path, out: Path, name: str
+    own_source: Path, sound: Path, out: Path
 ) -> None:
-    for damaged in ("train-00002.npy", "val-00000.npy", name):
+    for damaged in ("train-00002.npy", "val-00000.npy", "rejects.jsonl"):
         with (out / damaged).open("ab") as file:
             file.write(b"x")
     left = (out / "train-00002.npy").read_bytes()
     write_jpeg(own_source / "train" / "b" / "0.jpg", random_picture(np.random.default_rng(5), 30, 30))
-    with pytest.raises(ConvertError, match=r"cannot be made again, and are left as they are") as caught:
+    with pytest.raises(ConvertError, match=rf"^{out}: 1 files cannot be made again.* are left as they are") as caught:
         repair(out, own_source)
-    message = str(caught.value)
-    assert message.startswith(f"{out}: 1 files cannot be made again")
-    assert "train-00002.npy: expected sha256 " in message
-    assert "(1 samples differ: train/b/0.jpg)" in message
-    assert "'pillow': '" in message
+    for part in ("train-00002.npy: expected sha256 ", "(1 samples differ: train/b/0.jpg)", "'pillow': '"):
+        assert part in str(caught.value)
     assert (out / "train-00002.npy").read_bytes() == left
     expected = hashes(sound)
     assert {file for file, digest in hashes(out).items() if digest != expected[file]} == {"train-00002.npy"}
@@ -360,15 +303,12 @@ BEYOND_REPAIR: dict[str, tuple[Callable[[Path], object], dict[str, Any], type[Ex
         ConvertError,
         "`convert` has not made this set",
     ),
-    **{
-        f"options {options}": (
-            lambda out, options=options: edit(out, provenance={"conversion": options}),  # type: ignore[misc]
-            {},
-            ConvertError,
-            "expected the options of a conversion",
-        )
-        for options in ({}, {"size": "large"}, {"size": [4, 4]})
-    },
+    "options": (
+        lambda out: edit(out, provenance={"conversion": {"size": [4, 4]}}),
+        {},
+        ConvertError,
+        "expected the options of a conversion",
+    ),
     "strange shard": (
         name_a_strange_shard,
         {},
@@ -407,14 +347,6 @@ def damage_all(out: Path) -> dict[str, str]:
     return hashes(out)
 
 
-def repair_or_error(out: Path, source: Path) -> OSError | ConvertError | None:
-    try:
-        repair(out, source, workers=1)
-    except (OSError, ConvertError) as error:
-        return error
-    return None
-
-
 def test_a_disk_that_fails_at_any_call_leaves_every_file_as_it_was_or_as_it_shall_be(
     source: Path, sound: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,8 +359,12 @@ def test_a_disk_that_fails_at_any_call_leaves_every_file_as_it_was_or_as_it_shal
             flip(out / name, -2)
         damaged = hashes(out)
         disk = FailingDisk(first, errno.EIO if first % 3 else errno.ENOSPC, for_good=first % 2 == 0)
+        error: OSError | ConvertError | None = None
         with disk.installed():
-            error = repair_or_error(out, source)
+            try:
+                repair(out, source, workers=1)
+            except (OSError, ConvertError) as caught:
+                error = caught
         assert error or hashes(out) == hashes(sound), disk
         assert disk.failed or not error, disk
         assert error is None or str(out) in str(error), disk
