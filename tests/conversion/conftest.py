@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conversions import OPTIONS
-from folders import hashes
+from folders import hashes, put
 from pictures import encode, random_picture
 from proposals import checked
 
@@ -57,9 +57,7 @@ def with_masks(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
                 ("src", encode(random_picture(np.random.default_rng(i), height, width), "PNG")),
                 ("masks", encode(np.random.default_rng(i).integers(0, 99, (height, width), np.uint8), "PNG")),
             ):
-                path = tmp_path / folder / f"{name}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
+                put(tmp_path / folder, f"{name}.png", content=data)
     (tmp_path / "masks" / "train" / "a" / "4.png").unlink()
     return tmp_path / "src", {**OPTIONS, "masks": tmp_path / "masks", "max_bad": 1}
 

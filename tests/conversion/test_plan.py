@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions
-from shardio.conversion.plan import Plan, difference, library_versions, make_plan, order_sources
+from shardio.conversion.plan import Plan, difference, make_plan, order_sources
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source
 from shardio.conversion.sources.names import Ignored
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER
@@ -80,25 +79,20 @@ def test_shards_cover_all_sources_exactly_once_and_evenly(per_shard: int) -> Non
         lengths = [len(task.sources) for task in tasks]
         assert [source for task in tasks for source in task.sources] == order_sources(sources(count), chosen)
         assert max(lengths) - min(lengths) <= 1, count
-        assert min(lengths) >= 1, count
-        assert len(tasks) == -(-count // per_shard), count
-        assert [task.number for task in tasks] == list(range(len(tasks)))
+        assert [task.number for task in tasks] == list(range(-(-count // per_shard))), count
 
 
-def test_no_shard_is_larger_than_the_shard_size_unless_one_sample_is() -> None:
+def test_no_shard_is_larger_than_the_shard_size_unless_one_sample_is_and_there_are_no_more_than_needed() -> None:
     rng = np.random.default_rng(0)
     for _ in range(100):
         height, width = (int(n) for n in rng.integers(1, 40, 2))
         shard_nbytes, count = int(rng.integers(1, 60_000)), int(rng.integers(1, 300))
         chosen = ConvertOptions(size=(height, width), shard_size=shard_nbytes)
-        tasks = plan_of(tree(train=sources(count)), chosen).tasks
-        one = HEADER_NBYTES + height * width * 3
+        tasks, one = plan_of(tree(train=sources(count)), chosen).tasks, height * width * 3
         for task in tasks:
-            assert task.nbytes == HEADER_NBYTES + len(task.sources) * height * width * 3
-            assert task.nbytes <= max(shard_nbytes, one), (height, width, shard_nbytes, count)
-        # There are no more shards than are needed.
-        fit_in = max(1, (shard_nbytes - HEADER_NBYTES) // (height * width * 3))
-        assert len(tasks) == -(-count // fit_in)
+            assert task.nbytes == HEADER_NBYTES + len(task.sources) * one
+            assert task.nbytes <= max(shard_nbytes, HEADER_NBYTES + one), (height, width, shard_nbytes, count)
+        assert len(tasks) == -(-count // max(1, (shard_nbytes - HEADER_NBYTES) // one))
 
 
 def test_a_shard_has_at_most_16384_samples_and_by_default_1_gib() -> None:
@@ -135,11 +129,6 @@ def test_the_size_of_a_plan_is_that_of_its_shards_and_indexes() -> None:
     assert plan.nbytes == shards + 2 * HEADER_NBYTES + 36 * (8 + 20 + 12)
 
 
-def test_a_task_survives_pickling() -> None:
-    task = plan_of(tree(train=sources(9))).tasks[0]
-    assert pickle.loads(pickle.dumps(task)) == task
-
-
 # --- descriptions -----------------------------------------------------------------------------------------------------
 
 CHANGES: dict[str, ConvertOptions] = {
@@ -161,11 +150,6 @@ def test_every_option_changes_the_description_and_is_named_as_the_difference(nam
     changed = plan_of(tree(train=sources(20)), CHANGES[name]).describe()
     assert {key for key in base if base[key] != changed[key]} == {name}
     assert difference(base, changed) == f"{name} {base[name]!r}, here {changed[name]!r}"
-
-
-def test_heights_and_widths_are_not_mixed_up_in_the_description() -> None:
-    tall, wide = (plan_of(tree(train=sources(3)), options(size=size)).describe() for size in ((4, 9), (9, 4)))
-    assert tall != wide
 
 
 CHANGED_TREES: dict[str, Collection] = {
@@ -193,7 +177,8 @@ def test_a_source_more_is_named_with_both_numbers() -> None:
 
 
 def test_descriptions_of_all_these_plans_are_distinct() -> None:
-    plans = [plan_of(tree(train=sources(20)), chosen) for chosen in (options(), *CHANGES.values())]
+    chosen = (options(), *CHANGES.values(), options(size=(5, 4)))
+    plans = [plan_of(tree(train=sources(20)), one) for one in chosen]
     plans += [plan_of(changed) for changed in CHANGED_TREES.values()]
     for one, other in itertools.combinations(plans, 2):
         assert difference(one.describe(), other.describe())
@@ -203,13 +188,7 @@ def test_what_is_ignored_in_the_tree_does_not_change_the_description() -> None:
     base = tree(train=sources(20))
     ignored = Ignored()
     ignored.add("hidden", ".x", 3)
-    assert plan_of(replace(base, ignored=ignored)).describe() == plan_of(base).describe()
-
-
-def test_equal_descriptions_have_no_difference() -> None:
-    base = plan_of(tree(train=sources(20))).describe()
-    assert difference(base, plan_of(tree(train=sources(20))).describe()) == ""
-    assert difference({}, {"seed": 3}) == "seed None, here 3"
+    assert difference(plan_of(replace(base, ignored=ignored)).describe(), plan_of(base).describe()) == ""
 
 
 @pytest.mark.parametrize(
@@ -252,9 +231,3 @@ def test_names_that_are_no_utf8_can_be_described() -> None:
     odd = Collection(ORIGIN, ("\udcff",), {"train": (Source(b"\xff/\xfe", 0),)})
     other = Collection(ORIGIN, ("\udcfe",), {"train": (Source(b"\xff/\xfe", 0),)})
     assert plan_of(odd).describe() != plan_of(other).describe()
-
-
-def test_libraries_that_decide_about_pixels_are_listed_with_their_versions() -> None:
-    versions = library_versions()
-    assert set(versions) == {"shardio", "pillow", "simplejpeg"}
-    assert all(version[0].isdigit() for version in versions.values())
