@@ -5,16 +5,21 @@ Those that fork are run in a process of their own, which has no other threads.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import kill_convert as tool
 import numpy as np
 import pytest
 from command import run_python
+from folders import flip, put
 from pictures import random_picture, write_jpeg
 from places import CHAOS
+
+from shardio.conversion.convert import convert
 
 
 def test_kills_at_random_moments_tear_nothing_and_lose_nothing(tmp_path: Path) -> None:
@@ -126,87 +131,33 @@ print(len(race_convert.race_conversions(6, seed=1, say=lambda line: None).violat
     assert int(result.stdout) > 0
 
 
-def test_files_of_two_sets_and_torn_files_are_noticed(tmp_path: Path) -> None:
-    script = """
-import pathlib, shutil, sys
-import race_convert as tool
-here = pathlib.Path(sys.argv[1])
-tool.draw_images(here / "images", 0)
-race = tool.Race(here / "images", here, 0, lambda line: None)
-one, two = (here / f"undisturbed-{seed}" for seed in tool.SEEDS)
-out = here / "out"
-out.mkdir()
-shutil.copy(one / "train-00000.npy", out)
-race._check_moment(out)
-print(race.counts.mixed, race.counts.torn)
-shutil.copy(two / "train-00001.npy", out)
-race._check_moment(out)
-print(race.counts.mixed, race.counts.torn)
-(out / "train-00001.npy").write_bytes((one / "train-00001.npy").read_bytes()[:-1])
-race._check_moment(out)
-print(race.counts.mixed, race.counts.torn)
-"""
-    result = run_python("-c", script, tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["0 0", "1 0", "1 1"]
-
-
 # --- what is torn ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def sets(tmp_path: Path) -> tuple[Path, Path]:
-    """Two equal published sets."""
-    from shardio.conversion.convert import convert
+SHARD = "train-00001.npy"
+SPOILS: dict[str, Callable[[Path], object]] = {
+    f"{SHARD}: NumPy cannot open it": lambda out: os.truncate(out / SHARD, 4863),
+    f"{SHARD}: its header implies 4864 bytes, found 4865": lambda out: os.truncate(out / SHARD, 4865),
+    f"{SHARD}: differs from the undisturbed one": lambda out: flip(out / SHARD),
+    "train-index.npy: differs from the undisturbed one": lambda out: flip(out / "train-index.npy"),
+    "train-00002.npy: not a file of the finished set": lambda out: shutil.copy(out / SHARD, out / "train-00002.npy"),
+    "published, but ": lambda out: (out / SHARD).unlink(),
+}
 
+
+def test_torn_and_left_over_files_are_noticed(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for number in range(8):
         write_jpeg(tmp_path / "src" / "a" / f"{number}.jpg", random_picture(rng, 20, 20))
     for name in ("one", "two"):
         convert(tmp_path / "src", tmp_path / name, size=8, shard_size=4096 + 4 * 192, workers=1, labels="folders")
-    return tmp_path / "one", tmp_path / "two"
-
-
-def spoil(out: Path, how: str) -> None:
-    shard = out / "train-00001.npy"
-    data = shard.read_bytes()
-    match how:
-        case "short":
-            shard.write_bytes(data[:-1])
-        case "long":
-            shard.write_bytes(data + b"\0")
-        case "changed":
-            shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-        case "changed index":
-            index = out / "train-index.npy"
-            index.write_bytes(index.read_bytes()[:-1] + b"\xff")
-        case "stranger":
-            (out / "train-00002.npy").write_bytes(data)
-        case _:
-            shard.unlink()
-
-
-def test_torn_files_are_noticed(sets: tuple[Path, Path], tmp_path: Path) -> None:
-    assert tool.torn_files(*sets) == []
-    for how, fault in {
-        "short": "train-00001.npy: NumPy cannot open it",
-        "long": "train-00001.npy: its header implies 4864 bytes, found 4865",
-        "changed": "train-00001.npy: differs from the undisturbed one",
-        "changed index": "train-index.npy: differs from the undisturbed one",
-        "stranger": "train-00002.npy: not a file of the finished set",
-        "lost shard": "published, but ",
-    }.items():
-        out = shutil.copytree(sets[0], tmp_path / how)
-        spoil(out, how)
-        faults = tool.torn_files(out, sets[1])
+    assert tool.torn_files(tmp_path / "one", tmp_path / "two") == []
+    for number, (fault, spoil) in enumerate(SPOILS.items()):
+        out = Path(shutil.copytree(tmp_path / "one", tmp_path / f"{number}"))
+        spoil(out)
+        faults = tool.torn_files(out, tmp_path / "two")
         assert any(one.startswith(fault) for one in faults), faults
-
-
-def test_temporary_files_and_work_folders_left_over_are_noticed(sets: tuple[Path, Path]) -> None:
-    out, expected = sets[0], tool.hash_files(sets[1])
-    assert tool.hash_files(out) == expected
-    (out / ".convert").mkdir()
-    assert tool.hash_files(out) != expected
-    (out / ".convert").rmdir()
-    (out / ".x.tmp").write_bytes(b"")
-    assert tool.hash_files(out) != expected
+    for left in (".convert/", ".x.tmp"):
+        out = Path(shutil.copytree(tmp_path / "one", tmp_path / f"with {left}"))
+        put(out, left)
+        assert tool.hash_files(out) != tool.hash_files(tmp_path / "two")

@@ -307,27 +307,12 @@ def run_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.usefixtures("no_waiting")
-def test_each_task_counts_in_a_place_of_its_own_until_the_file_is_gone(run_file: Path) -> None:
-    lines = [TaskLine(run_file, number, 0.0) for number in range(3)]
-    for number, line in enumerate(lines):
-        for _ in range(number):
-            line.report(1, 0)
-        line.report(1, 1)
-    assert executors._read_counts(run_file).tolist() == [[1, 1], [2, 1], [3, 1]]
-    run_file.unlink()
-    with pytest.raises(Stop):
-        lines[0].report(0, 0)
-    with pytest.raises(FileNotFoundError):
-        executors._read_counts(run_file)
-
-
 def test_a_task_looks_at_once_and_then_every_second(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    line = TaskLine(run_file, 0, executors._LOOK_SECONDS)
+    line = TaskLine(run_file, 1, executors._LOOK_SECONDS)
     line.report(5, 2)
-    assert executors._read_counts(run_file)[0].tolist() == [5, 2]
+    assert executors._read_counts(run_file).tolist() == [[0, 0], [5, 2], [0, 0]]
     run_file.unlink()
     now += 0.9
     line.report(1, 0)

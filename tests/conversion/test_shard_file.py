@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import threading
 import zlib
@@ -18,7 +17,6 @@ from disks import FailingDisk, every_failure, failing
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
-from shardio.conversion.records import Reject
 from shardio.conversion.writing import shard_file as writer_module
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.format.entries import ShardEntry
@@ -316,29 +314,3 @@ def test_blocks_are_of_8_mib_or_more_and_of_whole_pages_where_that_costs_little(
     assert block.shape == (count, *shape)
     assert block.ctypes.data % 4096 == 0
     assert block.flags.c_contiguous
-
-
-def test_memory_is_bounded_by_two_blocks_beside_those_of_the_caller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer_module, "BLOCK_NBYTES", 4096)
-    with ShardFileWriter(tmp_path / "x.npy", pixels_row(PAGE_SHAPE), 100) as shard:
-        seen = set()
-        mine = [shard.take_block(), shard.take_block()]
-        for _ in range(98):
-            seen.add(mine[0].ctypes.data)
-            shard.write_block(mine.pop(0), [0])
-            mine.append(shard.take_block())
-        assert 3 <= len(seen) <= 4
-
-
-@pytest.mark.parametrize("key", [b"n01/a.JPEG", b"\xff\xfe", "\u00fc".encode(), b'"\\\n'])
-def test_rejects_are_lines_of_ascii_json(key: bytes) -> None:
-    line = Reject("train", key, "damaged", "a sentence with \u00fc\n").to_line()
-    assert line.isascii()
-    assert line.endswith(b"}\n")
-    assert line.count(b"\n") == 1
-    document = json.loads(line)
-    assert set(document) == {"split", "key", "reason", "detail"}
-    assert os.fsencode(document["key"]) == key
-    assert document["detail"] == "a sentence with \u00fc\n"
