@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import conversions
 import numpy as np
 import pytest
 from conversions import OPTIONS
@@ -44,6 +45,33 @@ def nothing_printed(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
     """Many decoders print warnings to stderr, also from C; a conversion of a million images must not."""
     yield
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, Callable[[], object]], None]:
+    """meanwhile(owner, name, do): the next call of this function has `do` done first, as by another process."""
+
+    def install(owner: Any, name: str, do: Callable[[], object]) -> None:
+        def after_the_other(*arguments: Any) -> Any:
+            monkeypatch.setattr(owner, name, real)
+            do()
+            return real(*arguments)
+
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, after_the_other)
+
+    return install
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
+    """The hashes of the set of `image_tree` in the order of its sources that one process makes at once."""
+    return conversions.undisturbed(image_tree, tmp_path / "undisturbed", **OPTIONS, order="source")
 
 
 @pytest.fixture

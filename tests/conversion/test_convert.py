@@ -619,22 +619,10 @@ def test_what_killed_processes_left_is_swept(
     assert not (out / ".convert").exists()
 
 
-def meanwhile(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
-    """Runs `do` when the next conversion has found its folder empty, before it claims it."""
-    real = claim.make_folder
-
-    def after_the_other(folder: Path) -> None:
-        monkeypatch.setattr(claim, "make_folder", real)
-        do()
-        real(folder)
-
-    monkeypatch.setattr(claim, "make_folder", after_the_other)
-
-
 def test_a_conversion_that_comes_too_late_for_a_folder_leaves_nothing_there(
-    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    image_tree: Path, out: Path, finished: dict[str, str], meanwhile: Callable[..., None]
 ) -> None:
-    meanwhile(monkeypatch, lambda: convert(image_tree, out, **OPTIONS))
+    meanwhile(claim, "make_folder", lambda: convert(image_tree, out, **OPTIONS))
     with pytest.raises(ConvertError, match="holds a finished set of another conversion"):
         convert(image_tree, out, **{**OPTIONS, "seed": 7})
     assert hashes(out) == finished
@@ -642,14 +630,13 @@ def test_a_conversion_that_comes_too_late_for_a_folder_leaves_nothing_there(
 
 
 def test_the_plan_of_a_conversion_that_came_too_late_does_not_keep_others_from_the_set(
-    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    image_tree: Path, out: Path, finished: dict[str, str], meanwhile: Callable[..., None]
 ) -> None:
     def do() -> None:
         convert(image_tree, out, **OPTIONS)
-        (out / ".convert").mkdir()
-        (out / ".convert" / "plan.json").write_text('{"seed": 7}')
+        put(out, ".convert/plan.json", content=b'{"seed": 7}')
 
-    meanwhile(monkeypatch, do)
+    meanwhile(claim, "make_folder", do)
     assert convert(image_tree, out, **OPTIONS).num_converted == 0
     assert hashes(out) == finished
     assert not (out / ".convert").exists()

@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from command import assert_one_clear_error, run_forked, shardio
-from conversions import Interrupt, failing_storage, rejects, undisturbed
+from conversions import OPTIONS as PLAIN
+from conversions import Interrupt, failing_storage, rejects
 from folders import flip, hashes, put
 from pictures import encode, random_picture, write_jpeg
 from PIL import Image
@@ -29,20 +31,8 @@ from shardio.conversion.options import Progress
 from shardio.conversion.report import ConvertReport, UnfinishedParts
 from shardio.errors import ConvertError
 
-OPTIONS: dict[str, Any] = {"size": 16, "shard_size": 4096 + 3 * 16 * 16 * 3, "order": "source", "workers": 1}
-"""For `image_tree`: four shards of three samples in train, two in val."""
+OPTIONS: dict[str, Any] = {**PLAIN, "order": "source"}
 WORDS = ("--size", "16", "--shard-size", "6400", "--order", "source", "--workers", "1")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-@pytest.fixture
-def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
-    """The hashes of the set of `image_tree` that is made at once."""
-    return undisturbed(image_tree, tmp_path / "undisturbed", **OPTIONS)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -120,17 +110,10 @@ def test_parts_all_at_once_publish_one_set(image_tree: Path, tmp_path: Path, fin
     ],
 )
 def test_a_part_that_another_one_overtakes_has_the_set(
-    image_tree: Path, out: Path, finished: dict[str, str], owner: Any, step: str, monkeypatch: pytest.MonkeyPatch
+    image_tree: Path, out: Path, finished: dict[str, str], owner: Any, step: str, meanwhile: Callable[..., None]
 ) -> None:
-    real = getattr(owner, step)
     convert(image_tree, out, **OPTIONS, part=(1, 2))
-
-    def after_the_other(*arguments: Any) -> Any:
-        monkeypatch.undo()
-        convert(image_tree, out, **OPTIONS, part=(2, 2))
-        return real(*arguments)
-
-    monkeypatch.setattr(owner, step, after_the_other)
+    meanwhile(owner, step, lambda: convert(image_tree, out, **OPTIONS, part=(2, 2)))
     report = convert(image_tree, out, **OPTIONS, part=(2, 2))
     assert report.unfinished is None
     assert report.num_samples == {"train": 12, "val": 6}
@@ -138,17 +121,10 @@ def test_a_part_that_another_one_overtakes_has_the_set(
 
 
 def test_a_part_that_begins_while_another_makes_its_first_shards_joins_it(
-    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    image_tree: Path, out: Path, finished: dict[str, str], meanwhile: Callable[..., None]
 ) -> None:
-    listdir = os.listdir
-
-    def after_the_other(folder: Path) -> list[str]:
-        monkeypatch.undo()
-        convert(image_tree, out, **OPTIONS, part=(1, 2))
-        return listdir(folder)
-
     out.mkdir()
-    monkeypatch.setattr(os, "listdir", after_the_other)
+    meanwhile(os, "listdir", lambda: convert(image_tree, out, **OPTIONS, part=(1, 2)))
     convert(image_tree, out, **OPTIONS, part=(2, 2))
     assert hashes(out) == finished
 
@@ -256,17 +232,13 @@ def test_refused_images_that_were_mended_since_do_not_count(
 
 
 def test_what_parts_that_run_at_once_refuse_together_counts_before_publication(
-    image_tree: Path, out: Path, bad: list[str], monkeypatch: pytest.MonkeyPatch
+    image_tree: Path, out: Path, bad: list[str], meanwhile: Callable[..., None]
 ) -> None:
-    real = Engine.run
-
-    def after_the_other(*arguments: Any) -> Any:
-        monkeypatch.undo()
+    def other() -> None:
         report = convert(image_tree, out, **OPTIONS, max_bad=2, part=(2, 2))
         assert report.unfinished == UnfinishedParts(6, 3, (1,))
-        return real(*arguments)
 
-    monkeypatch.setattr(Engine, "run", after_the_other)
+    meanwhile(Engine, "run", other)
     with pytest.raises(ConvertError, match="found 3, 1 of them by other parts, after 9"):
         convert(image_tree, out, **OPTIONS, max_bad=2, part=(1, 2))
     assert not (out / "manifest.json").exists()
@@ -307,19 +279,16 @@ def test_what_a_part_could_not_read_is_refused_unless_that_part_is_run_again(
 
 
 def test_no_part_publishes_a_shard_that_is_being_made_again(
-    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    image_tree: Path, out: Path, finished: dict[str, str], meanwhile: Callable[..., None]
 ) -> None:
     with failing_storage("train/n01/n01_1.JPEG"):
         convert(image_tree, out, **OPTIONS, max_bad=1, part=(1, 2))
-    real = Engine.run
 
-    def after_the_other(*arguments: Any) -> Any:
-        monkeypatch.undo()
+    def other() -> None:
         report = convert(image_tree, out, **OPTIONS, max_bad=1, part=(2, 2))
         assert report.unfinished == UnfinishedParts(6, 5, (1,))
-        return real(*arguments)
 
-    monkeypatch.setattr(Engine, "run", after_the_other)
+    meanwhile(Engine, "run", other)
     assert convert(image_tree, out, **OPTIONS, part=(1, 2)).unfinished is None
     assert hashes(out) == finished
 

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 from command import run_python
-from conversions import run_on, undisturbed
+from conversions import OPTIONS as PLAIN
+from conversions import run_on
 from deadlines import must_not_block
 from disks import failing
 from folders import hashes, stamps
@@ -37,19 +38,8 @@ from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.system.files import sweep_temporaries
 from shardio.system.threads import Stop
 
-OPTIONS: dict[str, Any] = {"size": 16, "shard_size": 4096 + 3 * 16 * 16 * 3, "order": "source"}
+OPTIONS: dict[str, Any] = {**PLAIN, "order": "source"}
 """For `image_tree`: four shards of three samples in train, two in val."""
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-@pytest.fixture
-def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
-    """The hashes of the set of `image_tree` that this process makes by itself."""
-    return undisturbed(image_tree, tmp_path / "undisturbed", **OPTIONS, workers=1)
 
 
 @pytest.fixture
@@ -250,7 +240,7 @@ def test_a_set_that_another_process_publishes_meanwhile_is_taken(
         if number == 1:
             with monkeypatch.context() as patch:
                 patch.setattr(Engine, "run", run)
-                convert(image_tree, out, **OPTIONS, workers=1)
+                convert(image_tree, out, **OPTIONS)
 
     run = Engine.run
     run_on(Here(overtake), monkeypatch)
