@@ -88,14 +88,14 @@ def src(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """192 images of ImageNet's size and more, one of them bad, in a train and a val split: 12 shards."""
     rng = np.random.default_rng(11)
     root = tmp_path_factory.mktemp("sources")
+    pictures = tmp_path_factory.mktemp("pictures")
     for number in range(16):
-        write_jpeg(root / "val" / f"n{number % 4}" / f"{number}.JPEG", random_picture(rng, 500, 700))
-    pictures = sorted(root.rglob("*.JPEG"))
-    for split, numbers in (("train", range(160)), ("val", range(16, 32))):
-        for number in numbers:
+        write_jpeg(pictures / f"{number}.JPEG", random_picture(rng, 500, 700))
+    for split, count in (("train", 160), ("val", 32)):
+        for number in range(count):
             path = root / split / f"n{number % 4}" / f"{number}.JPEG"
             path.parent.mkdir(parents=True, exist_ok=True)
-            os.link(pictures[number % 16], path)
+            os.link(pictures / f"{number % 16}.JPEG", path)
     bad = root / "train" / "n0" / "0.JPEG"
     bad.unlink()
     bad.write_bytes(b"")

@@ -167,15 +167,6 @@ def test_lossy_images_decode_as_with_pillow(kind: str, options: dict[str, Any]) 
     assert np.abs(decode_image(data).pixels - reference(data)).max() <= (2 if kind == "JPEG" else 0)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_gray_images_get_three_equal_channels(kind: str) -> None:
-    gray = picture(4)[:, :, 0]
-    pixels = decode_image(encode(Image.fromarray(gray, "L"), kind, lossless=True, quality=95)).pixels
-    assert pixels.shape == (*gray.shape, 3)
-    assert np.abs(pixels.astype(int) - gray[:, :, None]).max() <= (0 if kind != "JPEG" else 20)
-    assert (pixels == pixels[:, :, :1]).all()
-
-
 def png_chunk(kind: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
@@ -301,36 +292,20 @@ def test_pixels_without_a_color_in_the_palette_are_refused_and_not_shown_black(c
 # --- the right way up -------------------------------------------------------------------------------------------------
 
 
-def with_orientation(kind: str, orientation: int) -> tuple[bytes, NDArray[np.uint8]]:
-    """An image of 16 x 40 with this orientation, and what is stored."""
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    pixels = picture(9, 16, 40)
-    plain = decode_image(encode(pixels, kind, lossless=True)).pixels
-    return encode(pixels, kind, lossless=True, exif=exif), plain
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_exif_orientation_is_applied_where_it_is_asked_for(kind: str, orientation: int) -> None:
-    data, stored = with_orientation(kind, orientation)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = picture(9, 16, 40)
+    data = encode(pixels, kind, lossless=True, exif=exif)
+    stored = decode_image(encode(pixels, kind, lossless=True)).pixels
     np.testing.assert_array_equal(decode_image(data).pixels, stored)  # by default
-    # The meaning of the eight values: the stored row 0 and column 0 are these sides of the picture.
-    expected = {
-        1: stored,  # top, left
-        2: stored[:, ::-1],  # top, right
-        3: np.rot90(stored, 2),  # bottom, right
-        4: stored[::-1],  # bottom, left
-        5: stored.transpose(1, 0, 2),  # left, top
-        6: np.rot90(stored, -1),  # right, top
-        7: np.rot90(stored.transpose(1, 0, 2), 2),  # right, bottom
-        8: np.rot90(stored),  # left, bottom
-    }[orientation]
     pixels = decode_image(data, exif_rotate=True).pixels
-    np.testing.assert_array_equal(pixels, expected)
     assert pixels.flags.c_contiguous
     with Image.open(io.BytesIO(data)) as image:
         shown = np.asarray(ImageOps.exif_transpose(image).convert("RGB")).astype(int)
+    assert pixels.shape == shown.shape
     assert np.abs(pixels - shown).max() <= (2 if kind == "JPEG" else 0)
 
 
@@ -357,16 +332,10 @@ def test_transparency_of_a_webp_is_laid_over_the_background() -> None:
     np.testing.assert_array_equal(pixels[-5:], rgb[-5:])
 
 
-@pytest.mark.parametrize(
-    ("text", "color"),
-    [
-        *(("white", (255, 255, 255)), ("Black", (0, 0, 0)), ("rebeccapurple", (102, 51, 153))),
-        *(("#102030", (16, 32, 48)), ("#FFfFff", (255, 255, 255))),
-        *(("1,2,3", (1, 2, 3)), (" 255, 0, 255 ", (255, 0, 255))),
-    ],
-)
-def test_colors_are_written_in_three_ways(text: str, color: tuple[int, int, int]) -> None:
-    assert parse_color(text) == color
+def test_colors_are_written_in_three_ways() -> None:
+    assert [parse_color(text) for text in ("white", "Black", "rebeccapurple")] == [(255,) * 3, (0,) * 3, (102, 51, 153)]
+    assert [parse_color(text) for text in ("#102030", "#FFfFff")] == [(16, 32, 48), (255, 255, 255)]
+    assert [parse_color(text) for text in ("1,2,3", " 255, 0, 255 ")] == [(1, 2, 3), (255, 0, 255)]
 
 
 def test_what_is_no_color_is_refused() -> None:
@@ -464,13 +433,12 @@ def test_what_is_turned_is_not_reduced() -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
-def test_gray_and_cmyk_jpegs_are_reduced_too(mode: str) -> None:
-    image = Image.fromarray(picture(4, 160, 240)).resize((240, 160)).convert(mode)
-    decoded = decode_image(encode(image, "JPEG", quality=95), least_size=lambda *size: (20, 20))
-    assert decoded.pixels.shape == (20, 30, 3)
-    whole = decode_image(encode(image, "JPEG", quality=95)).pixels
-    means = whole.reshape(20, 8, 30, 8, 3).mean((1, 3))
-    assert np.abs(decoded.pixels - means).mean() < 4
+def test_gray_and_cmyk_jpegs_are_decoded_and_reduced_too(mode: str) -> None:
+    data = encode(Image.fromarray(picture(4, 160, 240)).convert(mode), "JPEG", quality=95)
+    whole, reduced = decode_image(data).pixels, decode_image(data, least_size=lambda *size: (20, 20)).pixels
+    assert np.abs(whole - reference(data)).max() <= 2
+    assert reduced.shape == (20, 30, 3)
+    assert np.abs(reduced - whole.reshape(20, 8, 30, 8, 3).mean((1, 3))).mean() < 4
 
 
 def test_a_picture_behind_a_mended_header_is_turned_and_reduced_as_any_other() -> None:

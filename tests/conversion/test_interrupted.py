@@ -14,7 +14,7 @@ from pathlib import Path
 import kill_convert as tool
 import numpy as np
 import pytest
-from command import run_python
+from command import printed_by
 from folders import flip, put
 from pictures import random_picture, write_jpeg
 from places import CHAOS
@@ -41,18 +41,16 @@ def numbers_in(line: str) -> dict[str, int]:
 
 
 def test_failures_at_any_call_to_the_disk_tear_nothing_and_lose_nothing(tmp_path: Path) -> None:
-    result = run_python(CHAOS / "fail_convert.py", "--points", "12", "--seed", "1", "--folder", tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
-    numbers = numbers_in(result.stdout.splitlines()[-1])
+    printed = printed_by(CHAOS / "fail_convert.py", "--points", "12", "--seed", "1", "--folder", tmp_path)
+    numbers = numbers_in(printed.splitlines()[-1])
     assert numbers.pop("points") >= 12
     assert numbers == {"torn": 0, "lost": 0, "aborts": 0, "hangs": 0, "other": 0}
     assert not list(tmp_path.iterdir())
 
 
 def test_competing_conversions_make_one_set_or_none(tmp_path: Path) -> None:
-    result = run_python(CHAOS / "race_convert.py", "--rounds", "4", "--seed", "1", "--folder", tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
-    numbers = numbers_in(result.stdout.splitlines()[-1])
+    printed = printed_by(CHAOS / "race_convert.py", "--rounds", "4", "--seed", "1", "--folder", tmp_path)
+    numbers = numbers_in(printed.splitlines()[-1])
     assert numbers == {"rounds": 4, "torn": 0, "mixed": 0, "hangs": 0, "violations": 0}
     assert not list(tmp_path.iterdir())
 
@@ -112,9 +110,8 @@ for name in ("sweep_temporaries", "remove_temporaries"):
     ids=["content not synced", "names not synced", "nothing swept", "finished shards made again"],
 )
 def test_a_converter_that_is_not_careful_is_noticed(fault: str, only: str, kind: str, points: int) -> None:
-    result = run_python("-c", FAIL.format(fault=fault, only=only, points=points, kind=kind))
-    assert result.returncode == 0, result.stderr
-    found = dict(zip(("torn", "lost", "broken", "other"), map(int, result.stdout.split()), strict=True))
+    printed = printed_by("-c", FAIL.format(fault=fault, only=only, points=points, kind=kind))
+    found = dict(zip(("torn", "lost", "broken", "other"), map(int, printed.split()), strict=True))
     assert found[kind] > 0, found
     assert found["broken"] == 0, found
 
@@ -126,13 +123,10 @@ from shardio.conversion import claim
 claim.difference = lambda there, here: ""
 print(len(race_convert.race_conversions(6, seed=1, say=lambda line: None).violations))
 """
-    result = run_python("-c", script)
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout) > 0
+    assert int(printed_by("-c", script)) > 0
 
 
 # --- what is torn ----------------------------------------------------------------------------------------------------
-
 
 SHARD = "train-00001.npy"
 SPOILS: dict[str, Callable[[Path], object]] = {

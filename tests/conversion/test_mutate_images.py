@@ -5,7 +5,7 @@ from __future__ import annotations
 import mutate_images
 import numpy as np
 import pytest
-from command import run_python
+from command import printed_by
 from mutate_images import judge, mutated_image, sound_images
 from places import CHAOS
 
@@ -14,15 +14,12 @@ from shardio.errors import DecodeError
 
 
 def test_mutated_images_end_no_process_and_raise_nothing_else() -> None:
-    result = run_python(CHAOS / "mutate_images.py", "--images", "1000", "--seed", "5")
-    assert result.returncode == 0, result.stdout + result.stderr
-    expected = "1000 images, 0 aborts, 0 hangs, 0 other exceptions or wrong shapes"
-    assert result.stdout.splitlines()[-1] == expected
+    printed = printed_by(CHAOS / "mutate_images.py", "--images", "1000", "--seed", "5")
+    assert printed.splitlines()[-1] == "1000 images, 0 aborts, 0 hangs, 0 other exceptions or wrong shapes"
 
 
 def test_bombs_are_refused_within_the_memory_that_the_guide_promises() -> None:
-    result = run_python(CHAOS / "mutate_images.py", "--bombs", "1")
-    assert result.returncode == 0, result.stdout + result.stderr
+    printed_by(CHAOS / "mutate_images.py", "--bombs", "1")
 
 
 def test_every_kind_is_mutated_and_some_of_each_still_decode() -> None:
@@ -84,8 +81,6 @@ counts = tool.mutate_images(40, 0, 2)
 print(counts.num_images, counts.aborts, counts.hangs, counts.exceptions)
 print(*counts.violations, sep="\\n")
 """
-    result = run_python("-c", script)
-    assert result.returncode == 0, result.stderr
-    first, *violations = result.stdout.splitlines()
+    first, *violations = printed_by("-c", script).splitlines()
     assert first == "40 1 1 0"
     assert [line.split(",")[0] for line in sorted(violations)] == ["image 7 of seed 0", "image 8 of seed 0"]

@@ -198,18 +198,10 @@ def test_options_are_read_back_from_their_description(chosen: ConvertOptions) ->
     [
         {"size": 4},
         {"size": [4]},
-        {"size": [4, 4.0]},
-        {"fit": "stretch"},
         {"fit": ["crop"]},
-        {"resample": None},
         {"shard_nbytes": "many"},
-        {"shard_nbytes": 1.5},
-        {"order": 3},
-        {"seed": 0.5},
         {"seed": True},
-        {"background": [1, 2]},
         {"background": None},
-        {"exif_rotate": "yes"},
     ],
 )
 def test_a_description_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:

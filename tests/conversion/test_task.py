@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import simplejpeg
 from deadlines import must_not_block
-from pictures import random_jpeg, random_picture
+from pictures import random_jpeg
 
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.fit import Fit
@@ -29,6 +28,7 @@ from shardio.system.files import is_temporary
 from shardio.system.threads import Stop
 
 SIDE = 16
+FIT = Fit((SIDE, SIDE))
 BAD = {3, 4, 11, 17, 18, 19, 20, 39}
 """Some of 40 sources: one alone, neighbors, a whole block of three, the last."""
 
@@ -44,13 +44,6 @@ class Memory:
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
         return [""] * len(sources)
-
-
-def jpeg(i: int) -> bytes:
-    rng = np.random.default_rng(i)
-    height, width = (int(n) for n in rng.integers(SIDE, 4 * SIDE, 2))
-    data: bytes = simplejpeg.encode_jpeg(random_picture(rng, height, width))
-    return data
 
 
 class Reports:
@@ -70,18 +63,14 @@ class Reports:
 
 @pytest.fixture(scope="module")
 def images() -> list[bytes]:
-    return [b"" if i in BAD else jpeg(i) for i in range(40)]
-
-
-def fit(side: int) -> Fit:
-    return Fit((side, side))
+    return [b"" if i in BAD else random_jpeg(i, SIDE + 7 * i % 48, SIDE + 11 * i % 48) for i in range(40)]
 
 
 @pytest.fixture
 def task(tmp_path: Path, images: list[bytes]) -> ShardTask:
     (tmp_path / WORK_FOLDER).mkdir()
     sources = tuple(Source(b"%d" % i, i % 5) for i in range(len(images)))
-    return ShardTask(Memory(images), tmp_path, "train", 0, sources, 4, fit(SIDE))
+    return ShardTask(Memory(images), tmp_path, "train", 0, sources, 4, FIT)
 
 
 def shard_of(task: ShardTask) -> Path:
@@ -100,7 +89,7 @@ def test_any_threads_and_blocks_give_the_samples_in_order_and_the_refused_apart(
     assert len(samples) == len(good)
     for sample, row, i in zip(samples, record.rows, good, strict=True):
         pixels = decode_image(images[i]).pixels
-        np.testing.assert_array_equal(sample, fit(SIDE).apply(pixels))
+        np.testing.assert_array_equal(sample, FIT.apply(pixels))
         assert (row["source_height"], row["source_width"]) == pixels.shape[:2]
         assert (row["key"], row["label"], row["crc32"]) == (b"%d" % i, i % 5, crc32(np.ascontiguousarray(sample)))
     assert [int(reject.key) for reject in record.rejects] == sorted(BAD)
@@ -200,7 +189,7 @@ def test_memory_is_bounded_by_four_blocks_and_a_picture_per_thread(
     (tmp_path / WORK_FOLDER).mkdir()
     data = random_jpeg(0, 200, 300)
     sources = tuple(Source(b"%d" % i, 0) for i in range(count))
-    task = ShardTask(Memory([data] * count), tmp_path, "train", 0, sources, 4, fit(side))
+    task = ShardTask(Memory([data] * count), tmp_path, "train", 0, sources, 4, Fit((side, side)))
     tracemalloc.start()
     try:
         do_task(task, Reports(), threads)
