@@ -14,45 +14,33 @@ from typing import Any
 
 import pytest
 from command import assert_one_clear_error, run_forked
-from conversions import run_on
+from conversions import OPTIONS, run_on
+from disks import raising
 
 from shardio.conversion.convert import convert
 from shardio.conversion.options import Progress
 from shardio.conversion.sources.table import Table
 from shardio.errors import ConvertError, SourceError, SpaceError
 
-OPTIONS: dict[str, Any] = {"size": 16, "workers": 1, "shard_size": 4096 + 3 * 16 * 16 * 3}
-PLAN = "plan.json"
-
 
 def no_room(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 100))
 
 
-def raising(name: str, error: BaseException) -> Callable[[pytest.MonkeyPatch], None]:
-    def raise_it(*arguments: Any, **named: Any) -> Any:
-        raise error
-
-    return lambda patch: patch.setattr(f"shardio.conversion.{name}", raise_it)
+def failing(name: str, error: BaseException) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(f"shardio.conversion.{name}", raising(error))
 
 
-def full_disk(step: str) -> Callable[[pytest.MonkeyPatch], None]:
-    return raising(step, OSError(errno.ENOSPC, "No space left on device"))
-
-
-WAYS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, dict[str, Any], type[BaseException]]] = {
+FULL = OSError(errno.ENOSPC, "No space left on device")
+WAYS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any], type[BaseException]]] = {
     "no room": (no_room, {}, SpaceError),
-    "no room for the plan": (full_disk("claim.write_atomic"), {}, SpaceError),
-    "no room for the folder": (full_disk("claim.make_folder"), {}, SpaceError),
-    "workers unlike": (raising("engine._work", ConvertError("host has another torch")), {}, ConvertError),
-    "no worker process": (
-        raising("engine.ProcessPoolExecutor.submit", BrokenProcessPool()),
-        {},
-        ConvertError,
-    ),
-    "interrupted": (raising("convert.load_records", KeyboardInterrupt()), {}, KeyboardInterrupt),
-    "bad option": (None, {"size": "x"}, ValueError),
-    "no columns": (None, {"table": Table("nowhere.csv")}, SourceError),
+    "no room for the plan": (failing("claim.write_atomic", FULL), {}, SpaceError),
+    "no room for the folder": (failing("claim.make_folder", FULL), {}, SpaceError),
+    "workers unlike": (failing("engine._work", ConvertError("host has another torch")), {}, ConvertError),
+    "no worker": (failing("engine.ProcessPoolExecutor.submit", BrokenProcessPool()), {"workers": 8}, ConvertError),
+    "interrupted": (failing("convert.load_records", KeyboardInterrupt()), {}, KeyboardInterrupt),
+    "bad option": (lambda patch: None, {"size": "x"}, ValueError),
+    "no columns": (lambda patch: None, {"table": Table("nowhere.csv")}, SourceError),
 }
 
 
@@ -71,12 +59,9 @@ def test_nothing_is_left_of_a_start_that_fails(
     before = tree_of(tmp_path)
     spoil, options, error = WAYS[way]
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
-        if spoil is not None:
-            spoil(patch)
+        spoil(patch)
         if way == "workers unlike":
             run_on(pool, patch)
-        if way == "no worker process":
-            options = {"workers": 8}
         with pytest.raises(error):
             convert(image_tree, out, **{**OPTIONS, **options})
     assert tree_of(tmp_path) == before
@@ -131,48 +116,28 @@ def test_a_plan_that_another_call_relies_on_is_not_taken_back(
             patch.setattr(Path, "rmdir", come_before)
         with pytest.raises(KeyboardInterrupt):
             convert(image_tree, out, **OPTIONS)
-    assert tree_of(out) == [".convert", f".convert/{PLAN}", ".convert/run.another"]
+    assert tree_of(out) == [".convert", ".convert/plan.json", ".convert/run.another"]
     assert convert(image_tree, out, **OPTIONS).digest
     assert not (out / ".convert").exists()
 
 
-@pytest.mark.parametrize(
-    ("module", "options", "hint"),
-    [
-        ("distributed", {"scheduler": "tcp://127.0.0.1:8786"}, r"pip install 'shardio\[dask\]'"),
-        ("pyarrow.parquet", {"table": Table("columns.parquet")}, r'pip install "shardio\[parquet\]"'),
-    ],
-)
-def test_a_missing_library_is_told_before_the_images_are_listed(
-    module: str,
-    options: dict[str, str],
-    hint: str,
-    image_tree: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_missing_dask_is_told_before_the_images_are_listed(
+    image_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("columns.parquet").write_bytes(b"PAR1 and so on")
-    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, "distributed", None)
     monkeypatch.delattr("shardio.conversion.collect.list_source")
-    with pytest.raises((ConvertError, SourceError), match=hint):
-        convert(image_tree, tmp_path / "out", **OPTIONS, **options)
+    with pytest.raises(ConvertError, match=r"pip install 'shardio\[dask\]'"):
+        convert(image_tree, tmp_path / "out", **OPTIONS, scheduler="tcp://127.0.0.1:8786")
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["--scheduler", "tcp://127.0.0.1:1"], 1, "tcp://127.0.0.1:1: expected a Dask scheduler, found none"),
-        (["--scheduler", "nonsense://x"], 2, "scheduler must be an address such as tcp://host:8786"),
-    ],
-)
-def test_the_command_leaves_nothing_either(
-    words: list[str], code: int, message: str, image_tree: Path, tmp_path: Path
-) -> None:
+def test_the_command_leaves_nothing_either(image_tree: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     env = {**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "200ms"}
-    assert_one_clear_error(
-        run_forked("shardio", "convert", image_tree, tmp_path / "out", *words, env=env), code, message
-    )
-    assert os.listdir(tmp_path) == ["images"]
+    for address, code, message in (
+        ("tcp://127.0.0.1:1", 1, "tcp://127.0.0.1:1: expected a Dask scheduler, found none"),
+        ("nonsense://x", 2, "scheduler must be an address such as tcp://host:8786"),
+    ):
+        result = run_forked("shardio", "convert", image_tree, tmp_path / "out", "--scheduler", address, env=env)
+        assert_one_clear_error(result, code, message)
+        assert os.listdir(tmp_path) == ["images"]

@@ -21,8 +21,7 @@ from shardio.conversion.writing import shard_file as writer_module
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.format.entries import ShardEntry
 from shardio.format.layout import pixels_row
-from shardio.system.files import AtomicFile
-from shardio.system.pour import set_direct
+from shardio.system.pour import direct_alignment
 
 SHAPE = (3, 5, 3)
 NBYTES = 45
@@ -214,15 +213,6 @@ class Watch:
         return self._write(descriptor, data)
 
 
-def supports_direct(folder: Path) -> bool:
-    with AtomicFile(folder / "probe") as file:
-        try:
-            set_direct(file.descriptor)
-        except OSError:
-            return False
-        return True
-
-
 @pytest.mark.parametrize("shape", [PAGE_SHAPE, (32, 64, 1), SHAPE])
 @pytest.mark.parametrize("spare", [0, 3])
 @pytest.mark.parametrize("direct_nbytes", [0, 1 << 62], ids=["direct", "page cache"])
@@ -238,7 +228,8 @@ def test_rows_kept_of_blocks_follow_each_other(
 def test_whole_pages_go_past_the_page_cache_and_nothing_else_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not supports_direct(tmp_path):
+    check_blocks(tmp_path / "x.npy", PAGE_SHAPE, [[0]])
+    if direct_alignment(tmp_path / "x.npy") is None:
         pytest.skip("no O_DIRECT here")
     monkeypatch.setattr(writer_module, "_DIRECT_NBYTES", 0)
     for shape, kept, expected in (
@@ -264,7 +255,7 @@ def test_small_shards_and_network_filesystems_use_the_page_cache(
 
     assert directs() == [False, False]
     monkeypatch.setattr(writer_module, "_DIRECT_NBYTES", 0)
-    assert directs() == [False, supports_direct(tmp_path)]
+    assert directs() == [False, direct_alignment(tmp_path / "x.npy") is not None]
     monkeypatch.setattr(writer_module, "filesystem_kind", lambda path: "nfs4")
     assert directs() == [False, False]
 
