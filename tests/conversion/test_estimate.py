@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folders import put
+from pictures import encode
 from PIL import Image
 from storages import draw_imagenet
 
@@ -40,12 +42,10 @@ def test_counts_and_sizes_are_those_of_the_set_that_a_conversion_makes(tmp_path:
 
 
 def test_the_shorter_sides_of_the_measured_images_are_told(tmp_path: Path) -> None:
-    for name in ("cat", "dog"):
-        (tmp_path / "tree" / name).mkdir(parents=True)
     for i in range(11):
         size = (20 + i, 40) if i % 2 else (40, 20 + i)
-        Image.new("RGB", size).save(tmp_path / "tree" / ("cat" if i < 5 else "dog") / f"{i}.png")
-    (tmp_path / "tree" / "dog" / "bad.png").write_bytes(b"no picture")
+        put(tmp_path / "tree", f"{'cat' if i < 5 else 'dog'}/{i}.png", content=encode(Image.new("RGB", size), "PNG"))
+    put(tmp_path / "tree", "dog/bad.png", content=b"no picture")
     assert estimate(tmp_path / "tree", seconds=60, **OPTIONS).short_sides == (21, 25, 29)
     np.save(tmp_path / "vectors.npy", np.zeros((3, 4), np.float32))
     assert estimate(tmp_path / "vectors.npy", seconds=0.01).short_sides == ()

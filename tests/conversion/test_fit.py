@@ -12,6 +12,7 @@ import pytest
 import torch
 from command import printed_by
 from conversions import MODES, RESAMPLES
+from folders import put
 from numpy.typing import NDArray
 from pictures import random_picture
 from PIL import Image
@@ -109,10 +110,8 @@ def test_adm_gives_the_pixels_of_pillow(size: int) -> None:
 
 
 def test_a_set_has_the_pixels_that_adm_reads_from_its_files(imagenet_sample: Path, tmp_path: Path) -> None:
-    paths = sorted(imagenet_sample.rglob("*.JPEG"))[::9]
-    for number, path in enumerate(paths):
-        (tmp_path / "images" / f"{number % 2}").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "images" / f"{number % 2}" / f"{number}.JPEG").write_bytes(path.read_bytes())
+    for number, path in enumerate(sorted(imagenet_sample.rglob("*.JPEG"))[::9]):
+        put(tmp_path / "images", f"{number % 2}/{number}.JPEG", content=path.read_bytes())
     convert(tmp_path / "images", tmp_path / "out", size=64, fit="adm", workers=1)
     for sample, key in zip(shards := open_shards(tmp_path / "out"), shards.index["key"].tolist(), strict=True):
         with Image.open(tmp_path / "images" / key.decode()) as picture:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from folders import put
+from pictures import encode
 
 from shardio import convert
 from shardio.format.manifest_file import load_manifest
@@ -28,9 +29,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
     rng = np.random.default_rng(0)
     for number, (height, width) in enumerate(SIZES):
-        path = folder / "train" / f"class{number % 2}" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
+        picture = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        put(folder, f"train/class{number % 2}/{number}.png", content=encode(picture, "PNG"))
     return folder
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,25 +47,6 @@ def names(folder: Path) -> list[str]:
 
 
 # --- what is written --------------------------------------------------------------------------------------------------
-
-
-def test_a_set_has_the_shards_samples_and_checksums_that_its_manifest_says(make_set: Callable[..., Path]) -> None:
-    out = make_set(25, samples_per_shard=10)
-    split = load_manifest(out).splits["train"]
-    assert [(shard.file, shard.num_samples) for shard in split.shards] == [
-        (f"train-0000{number}.npy", count) for number, count in enumerate((10, 10, 5))
-    ]
-    entries = [split.index, *split.shards]
-    assert names(out) == sorted(["manifest.json", *(entry.file for entry in entries)])
-    for entry in entries:
-        data = (out / entry.file).read_bytes()
-        assert (entry.nbytes, entry.sha256) == (len(data), hashlib.sha256(data).hexdigest()), entry.file
-    shards = open_shards(out)
-    for i, (image, label) in enumerate(shards):
-        np.testing.assert_array_equal(image, sample_pixels(i))
-        assert label == i % 7
-        assert shards.index["key"][i] == b"c%d/%d.png" % (i % 7, i)
-        assert shards.index["crc32"][i] == zlib.crc32(sample_pixels(i).tobytes())
 
 
 def test_samples_and_arrays_are_read_as_they_were_given_in_every_split(tmp_path: Path) -> None:
