@@ -200,11 +200,10 @@ def test_fast_reduces_what_is_large_and_keeps_the_sizes_of_the_sources(image_tre
 
 
 def test_names_that_are_no_utf8_or_need_quoting_are_kept(tmp_path: Path, out: Path) -> None:
-    picture = random_picture(np.random.default_rng(6), 20, 20)
     names = [b"\xff\xfe", b"new\nline", b'quo"te', b"sp ace", "é☃".encode()]
     for name in names:
-        write_jpeg(tmp_path / "src" / os.fsdecode(b"class " + name) / os.fsdecode(name + b".jpg"), picture)
-        (tmp_path / "src" / os.fsdecode(b"class " + name) / os.fsdecode(b"bad " + name)).write_bytes(b"\xff\xd8\xff")
+        put(tmp_path / "src", b"class %s/%s.jpg" % (name, name), content=random_jpeg(6, 20, 20))
+        put(tmp_path / "src", b"class %s/bad %s" % (name, name), content=b"\xff\xd8\xff")
     report = convert(tmp_path / "src", out, **{**OPTIONS, "max_bad": 5})
     assert verify(out).ok
     shards = open_shards(out)

@@ -37,9 +37,12 @@ def picture(seed: int = 0, height: int = 33, width: int = 47) -> NDArray[np.uint
     return random_picture(np.random.default_rng(seed), height, width)
 
 
-def over_white(rgb: NDArray[np.uint8], alpha: NDArray[np.uint8]) -> NDArray[np.float64]:
-    share = alpha[..., None] / 255
-    return np.asarray(rgb * share + 255 * (1 - share))
+BEHIND = (200, 100, 50)
+
+
+def over(rgb: NDArray[Any], alpha: NDArray[Any], behind: tuple[int, int, int] = BEHIND) -> NDArray[np.float64]:
+    """Lays a color over a background. Color and alpha are from 0 to 1, the result from 0 to 255."""
+    return np.asarray((rgb * alpha + np.array(behind) / 255 * (1 - alpha)) * 255)
 
 
 # --- the collection of odd and damaged images -------------------------------------------------------------------------
@@ -74,7 +77,7 @@ def reference(data: bytes) -> NDArray[np.float64]:
             return np.repeat(np.asarray(image)[:, :, None] / 257, 3, axis=2)
         if image.has_transparency_data:
             rgba = np.asarray(image.convert("RGBA"))
-            return over_white(rgba[:, :, :3], rgba[:, :, 3])
+            return over(rgba[:, :, :3] / 255, rgba[:, :, 3:] / 255, (255, 255, 255))
         return np.asarray(image.convert("RGB")).astype(float)
 
 
@@ -203,17 +206,10 @@ def png_of(values: NDArray[Any], depth: int, color_type: int, *chunks: bytes, in
 GRAY, COLOR, PALETTE, GRAY_ALPHA, COLOR_ALPHA = 0, 2, 3, 4, 6
 CHANNELS = {GRAY: 1, COLOR: 3, PALETTE: 1, GRAY_ALPHA: 2, COLOR_ALPHA: 4}
 DEPTHS = {GRAY: (1, 2, 4, 8, 16), COLOR: (8, 16), PALETTE: (1, 2, 4, 8), GRAY_ALPHA: (8, 16), COLOR_ALPHA: (8, 16)}
-ALL_KINDS_OF_PNG = [(kind, depth) for kind in CHANNELS for depth in DEPTHS[kind]]
-BEHIND = (200, 100, 50)
-
-
-def over(rgb: NDArray[Any], alpha: NDArray[Any]) -> NDArray[np.float64]:
-    """Lays a color over the background BEHIND. Color and alpha are from 0 to 1, the result from 0 to 255."""
-    return np.asarray((rgb * alpha + np.array(BEHIND) / 255 * (1 - alpha)) * 255)
 
 
 @pytest.mark.parametrize("interlaced", [False, True])
-@pytest.mark.parametrize(("kind", "depth"), ALL_KINDS_OF_PNG)
+@pytest.mark.parametrize(("kind", "depth"), [(kind, depth) for kind in CHANNELS for depth in DEPTHS[kind]])
 def test_every_kind_of_png_gives_the_picture_that_its_values_mean(kind: int, depth: int, interlaced: bool) -> None:
     rng = np.random.default_rng([kind, depth])
     colors = rng.integers(0, 256, (1 << min(depth, 8), 3), dtype=np.uint8)

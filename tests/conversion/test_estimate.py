@@ -132,5 +132,3 @@ def test_a_large_collection_is_measured_for_the_time_given(imagenet: Path) -> No
 def test_what_cannot_be_converted_cannot_be_estimated(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="expected a folder of images, found nothing"):
         estimate(tmp_path / "gone")
-    with pytest.raises(ValueError, match="size must be"):
-        estimate(tmp_path, size=0)

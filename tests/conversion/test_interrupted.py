@@ -25,12 +25,10 @@ from shardio.conversion.convert import convert
 def test_kills_at_random_moments_tear_nothing_and_lose_nothing(tmp_path: Path) -> None:
     counts = tool.kill_conversions(3, seed=1, folder=tmp_path)
     assert not counts.violations, "seed 1:\n" + "\n".join(counts.violations)
-    assert counts.rounds == 3
     assert counts.before + counts.during + counts.publishing + counts.after == 3
     assert counts.during + counts.publishing > 0
     assert counts.with_workers == 1
     assert counts.parent_only == 1
-    assert counts.torn == 0
     assert counts.identical == counts.resumed > 0
     assert not list(tmp_path.iterdir())
 

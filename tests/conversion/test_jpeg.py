@@ -41,20 +41,6 @@ KINDS: dict[str, bytes] = {
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def scans_by_walking(data: bytes) -> int:
-    """Counts scans again: it steps over segments by their length, and over coded bytes up to the next real marker."""
-    position, scans = 2, 0
-    while data[position : position + 2] != EOI:
-        assert data[position] == 0xFF
-        marker = data[position + 1]
-        position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-        if marker == 0xDA:
-            scans += 1
-            while data[position] != 0xFF or data[position + 1] == 0 or 0xD0 <= data[position + 1] <= 0xD7:
-                position += 1
-    return scans
-
-
 # --- what the header says ---------------------------------------------------------------------------------------------
 
 
@@ -66,7 +52,6 @@ def test_header_agrees_with_pillow(kind: str) -> None:
         assert (header.width, header.height) == image.size
     assert header.precision == 8
     assert header.frame == (0xC2 if "progressive" in kind else 0xC0)
-    assert header.num_scans == scans_by_walking(data)
     assert (header.num_scans > 1) == ("progressive" in kind)
     assert header.is_supported
 
@@ -108,24 +93,6 @@ def test_a_header_that_cannot_be_is_refused() -> None:
     ):
         with pytest.raises(DecodeError, match=rf"^damaged: .*{what}"):
             read_jpeg_header(header)
-
-
-def test_any_bytes_give_a_header_or_a_decode_error() -> None:
-    rng = np.random.default_rng(0)
-    markers = np.frombuffer(bytes([0xFF, 0xC0, 0xC4, 0xDA, 0xD9, 0xE0, 0, 0, 4, 12]), np.uint8)
-    found = 0
-    for i in range(900):
-        body = rng.integers(0, 256, int(rng.integers(0, 80)), dtype=np.uint8)
-        often = rng.random(len(body)) < 0.6  # so that markers and short lengths are common
-        body[often] = rng.choice(markers, int(often.sum()))
-        try:
-            last = read_jpeg_header(b"\xff\xd8\xff" + body.tobytes()).segments[-1]
-        except DecodeError as error:
-            assert error.reason == "damaged", i  # noqa: PT017
-        else:
-            assert (last.marker, last.end <= 3 + len(body)) == (0xDA, True), i
-            found += 1
-    assert found
 
 
 def test_supported_are_8_bits_of_baseline_extended_progressive_and_their_arithmetic_twins() -> None:

@@ -47,7 +47,6 @@ def black(height: int, width: int, channels: int = 3) -> np.ndarray:  # type: ig
         (DecodedImage(black(40, 55)), "but the header claims {(40, 56)}"),
         (DecodedImage(black(20, 28), "", 4, (40, 56)), "for a source of (40, 56) over 4"),
     ],
-    ids=["another exception", "unknown reason", "no detail", "four channels", "another size", "another reduction"],
 )
 def test_what_a_decoder_must_not_do_is_noticed(
     result: DecodedImage | Exception, wrong: str, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,6 @@ from shardio.conversion.repair import repair
 from shardio.errors import ConvertError, DecodeError, SourceError, SpaceError
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards
-from shardio.sets.verify import verify
 
 COUNT = 40
 LATENTS = np.random.default_rng(0).normal(size=(COUNT, 2, 3, 4)).astype(np.float16)
@@ -199,16 +198,6 @@ def test_a_bool_that_is_neither_0_nor_1_is_refused(tmp_path: Path) -> None:
     convert(tmp_path / "a.npy", tmp_path / "out", max_bad=1)
     (reject,) = read_rejects(tmp_path / "out" / "rejects.jsonl")
     assert (reject.key, reject.reason, "found 7" in reject.detail) == (b"49", "damaged", True)
-
-
-def test_a_shard_whose_sources_are_all_refused_is_left_out(tmp_path: Path) -> None:
-    src = tree(tmp_path / "src", "{number:02}.npy")
-    for number in range(10, 20):
-        (src / f"{number}.npy").write_bytes(b"")
-    report = convert(src, tmp_path / "out", max_bad=10, shard_size=SHARD_NBYTES, order="source")
-    assert (report.num_samples, report.num_shards) == ({"train": 30}, 3)
-    assert verify(tmp_path / "out").ok
-    assert len(open_shards(tmp_path / "out")) == 30
 
 
 def test_folders_that_are_no_samples_say_what_they_are(tmp_path: Path) -> None:

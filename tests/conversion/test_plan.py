@@ -211,9 +211,3 @@ def test_a_description_that_makes_no_sense_is_refused(change: dict[str, Any]) ->
     (name,) = change
     with pytest.raises(ValueError, match=f"expected the options of a conversion, found .*KeyError.'{name}'"):
         ConvertOptions().as_described({key: value for key, value in description.items() if key != name})
-
-
-def test_names_that_are_no_utf8_can_be_described() -> None:
-    odd = Collection(ORIGIN, ("\udcff",), {"train": (Source(b"\xff/\xfe", 0),)})
-    other = Collection(ORIGIN, ("\udcfe",), {"train": (Source(b"\xff/\xfe", 0),)})
-    assert plan_of(odd).describe() != plan_of(other).describe()

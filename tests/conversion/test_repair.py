@@ -20,7 +20,7 @@ import pytest
 from arrays import change_split, some_arrays
 from command import assert_one_clear_error, run_python, shardio
 from conversions import OPTIONS as PLAIN
-from conversions import TWO_PROCESSES
+from conversions import SIZE, TWO_PROCESSES
 from disks import FailingDisk, failing
 from folders import everything, flip, hashes
 from numpy.typing import NDArray
@@ -35,17 +35,7 @@ from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 
-SIZE = 16
-PER_SHARD = 3
-OPTIONS: dict[str, Any] = {
-    "size": SIZE,
-    "shard_size": 4096 + PER_SHARD * SIZE * SIZE * 3,
-    "workers": 1,
-    "order": "source",
-    "exif_rotate": True,
-    "background": (10, 20, 30),
-    "max_bad": 7,
-}
+OPTIONS: dict[str, Any] = {**PLAIN, "order": "source", "exif_rotate": True, "background": (10, 20, 30), "max_bad": 7}
 
 # Every source of the second shard of train is refused: it has a task and no file.
 SOURCES = [3, 3, 3, 3, 3, 2, 2]

@@ -8,13 +8,11 @@ import hashlib
 import os
 import threading
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from disks import FailingDisk, every_failure, failing
-from numpy.typing import NDArray
 from pictures import sample_pixels
 
 from shardio.conversion.writing import shard_file as writer_module
@@ -66,20 +64,11 @@ def test_any_number_of_samples_fits_any_blocks_and_any_reservation(
                 check_shard(path, write_shard(path, num_samples, reserve_samples), num_samples)
 
 
-LAYOUTS: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
-    "strided": lambda pixels: np.repeat(np.repeat(pixels, 2, axis=0), 3, axis=1)[::2, ::3],
-    "flipped": lambda pixels: pixels[::-1, ::-1, ::-1].copy()[::-1, ::-1, ::-1],
-    "planar": lambda pixels: pixels.transpose(2, 0, 1).copy().transpose(1, 2, 0),
-    "by columns": np.asfortranarray,
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_pixels_of_any_layout_are_copied_in(tmp_path: Path, layout: str) -> None:
+def test_pixels_of_any_layout_are_copied_in(tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     with ShardFileWriter(path, pixels_row(SHAPE)) as shard:
         for i in range(4):
-            pixels = LAYOUTS[layout](sample_pixels(i, SHAPE))
+            pixels = sample_pixels(i, SHAPE)[::-1].transpose(2, 0, 1).copy().transpose(1, 2, 0)[::-1]
             assert shard.append(pixels) == zlib.crc32(sample_pixels(i, SHAPE).tobytes())
             pixels[:] = 0  # the writer must have its own copy
         check_shard(path, shard.finish(), 4)
