@@ -75,22 +75,24 @@ def test_every_small_mixture_is_that_of_the_plain_model(num_sets: int) -> None:
             assert sets.tolist() == plain_sets(shares, seed, 30), shares
 
 
-def test_after_any_number_of_positions_each_set_has_had_its_share_to_within_one() -> None:
+def test_after_any_number_of_positions_from_its_start_each_set_has_had_its_share_to_within_one() -> None:
     seed = random.randrange(10**9)
     rng = random.Random(seed)
     for _ in range(300):
         shares = lowest_terms(
-            [rng.choice((0, 1, 1, 2, 5, 10, rng.randint(1, 90))) for _ in range(rng.randint(1, 9))] + [1]
+            [rng.choice((0, 1, 1, 2, 5, 10, rng.randint(1, 90))) for _ in range(rng.randint(0, 9))] + [1]
         )
-        total, order = sum(shares), mixture(shares, rng.randrange(2**64))
-        sets, ordinals = order.locate(np.arange(4 * total + 3))
+        start = rng.choice((0, rng.randrange(300)))
+        before = tuple(rng.randrange(300) if start else 0 for _ in shares)
+        total, order = sum(shares), replace(mixture(shares, rng.randrange(2**64)), start=start, before=before)
+        sets, ordinals = order.locate(np.arange(start, start + 4 * total + 3))
         counts = counts_of(sets, len(shares))
         away = abs(counts * total - np.arange(len(counts))[:, None] * np.array(shares))
         assert (away < total).all(), (seed, shares)
-        for number in range(len(shares)):
-            assert ordinals[sets == number].tolist() == list(range(counts[-1, number])), (seed, shares)
+        for number, first in enumerate(before):
+            assert ordinals[sets == number].tolist() == list(range(first, first + counts[-1, number])), (seed, shares)
         position = rng.randrange(len(counts))
-        assert order.delivered(position) == tuple(counts[position].tolist()), (seed, shares)
+        assert order.delivered(start + position) == tuple((before + counts[position]).tolist()), (seed, shares)
 
 
 def test_each_set_follows_its_own_order_however_the_others_come() -> None:
@@ -135,23 +137,6 @@ def test_mixtures_are_what_they_have_always_been(shares: tuple[int, ...], seed: 
 
 
 # --- other shares, more and fewer sets --------------------------------------------------------------------------------
-
-
-def test_shares_hold_from_where_the_order_begins() -> None:
-    seed = random.randrange(10**9)
-    rng = random.Random(seed)
-    for _ in range(100):
-        count, start = rng.randint(1, 5), rng.randrange(300)
-        shares = lowest_terms([*(rng.randint(0, 9) for _ in range(count - 1)), 1])
-        before = tuple(rng.randrange(300) for _ in shares)
-        order = replace(mixture(shares, 3), start=start, before=before)
-        sets, ordinals = order.locate(np.arange(start, start + 150))
-        counts = counts_of(sets, count)
-        away = abs(counts * sum(shares) - np.arange(len(counts))[:, None] * np.array(shares))
-        assert (away < sum(shares)).all(), seed
-        for number in range(count):
-            assert ordinals[sets == number].tolist() == list(range(before[number], before[number] + counts[-1, number]))
-        assert order.delivered(start + 70) == tuple((before + counts[70]).tolist()), seed
 
 
 def test_a_stream_goes_on_with_more_sets_fewer_sets_and_other_shares() -> None:

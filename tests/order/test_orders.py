@@ -153,34 +153,23 @@ def test_every_small_block_order_is_its_definition_with_lists() -> None:
         assert found.tolist() == expected, (n, seed, epoch, block_size, window_blocks)
 
 
-@pytest.mark.parametrize("n", [*LARGE, 10**10, 1281167, 1000, 10])
+@pytest.mark.parametrize("n", [*LARGE, 10**10 + 1, 10**10, 1281167, 1000, 10])
 def test_block_orders_are_their_definition_in_plain_integers(n: int) -> None:
     sizes = [(1, 1), (1, 128), (1, 2**62), (64, 1), (64, 128), (64, 2**62), (3, 2**70), (2**31 + 1, 2**30)]
     sizes += [(2**61 + 1, 1), (2**61 + 1, 2), (2**62 - 1, 1), (2**62 - 1, 2), (2**62, 1), (2**70, 2**70)]
-    for block_size, window_blocks in sizes:
+    sizes += [(64, 128), (2, 1)]
+    for epoch, (block_size, window_blocks) in enumerate(sizes):
         positions = [0, 1, n // 3, n // 2, n - 2, n - 1, *np.random.default_rng(5).integers(0, n, 10).tolist()]
         if block_size >= n:
-            expected = [plain_permute(position, n, window_keys(5, 6, 0)) for position in positions]
+            expected = [plain_permute(position, n, window_keys(5, epoch, 0)) for position in positions]
         else:
-            expected = [plain_block_sample(n, 5, 6, block_size, window_blocks, position) for position in positions]
+            num_blocks = -(-n // block_size)
+            place = plain_inverse(num_blocks - 1, num_blocks, plain_round_keys(5, epoch))
+            end = (place + 1) * block_size - (num_blocks * block_size - n)  # of the short block
+            positions += [position for position in range(end - 3, end + 3) if 0 <= position < n]
+            expected = [plain_block_sample(n, 5, epoch, block_size, window_blocks, position) for position in positions]
         order = BlockOrder(n, 5, BlockShuffle(block_size, window_blocks))
-        assert order(6, np.array(positions)).tolist() == expected, order
-        assert [order(6, np.array([position])).item() for position in positions] == expected, order
-
-
-@pytest.mark.parametrize(
-    ("n", "block_size", "window_blocks"), [(2**62 - 63, 64, 128), (2**62, 2**61 + 1, 2), (10**10 + 1, 2, 1)]
-)
-def test_the_edges_of_the_short_block_are_its_definition(n: int, block_size: int, window_blocks: int) -> None:
-    num_blocks = -(-n // block_size)
-    for epoch in range(10):
-        place = plain_inverse(num_blocks - 1, num_blocks, plain_round_keys(8, epoch))
-        end = (place + 1) * block_size - (num_blocks * block_size - n)
-        positions = [position for position in range(end - 3, end + 3) if 0 <= position < n]
-        expected = [plain_block_sample(n, 8, epoch, block_size, window_blocks, position) for position in positions]
-        assert (
-            BlockOrder(n, 8, BlockShuffle(block_size, window_blocks))(epoch, np.array(positions)).tolist() == expected
-        )
+        assert order(epoch, np.array(positions)).tolist() == expected, order
 
 
 def test_the_block_order_is_what_it_has_always_been() -> None:
@@ -313,49 +302,39 @@ def test_draws_are_their_definition_with_lists() -> None:
         assert found.tolist() == plain_draws(weights, seed, seed + 1, positions), weights
 
 
-@pytest.mark.parametrize("largest", [1 - 2.0**-53, 0.0, 0.5, 2.0**-53])
-def test_no_number_below_one_draws_past_the_samples(largest: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shardio.order.orders, "uniform", lambda key, counters: np.full(len(counters), largest))
-    for name, weights in AWKWARD.items():
-        found = WeightedDraws(np.asarray(weights), 0, 3)(0, np.arange(3)).tolist()
-        assert max(found) < len(weights), name
-        assert all(weights[sample] > 0 for sample in found), name
-
-
-def test_no_random_total_lets_the_largest_number_past_the_last_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_number_below_one_draws_past_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(12)
-    monkeypatch.setattr(shardio.order.orders, "uniform", lambda key, counters: np.full(len(counters), 1 - 2.0**-53))
-    for _ in range(2000):
-        weights = np.append(rng.random(int(rng.integers(1, 20))) * 2.0 ** int(rng.integers(-1000, 1000)), [0, 0])
-        assert 0 <= WeightedDraws(weights, 0, 1)(0, np.array([0])).item() < len(weights) - 2, weights.tolist()
+    numbers = np.array([1 - 2.0**-53, 0.0, 0.5, 2.0**-53])
+    monkeypatch.setattr(shardio.order.orders, "uniform", lambda key, counters: numbers.copy())
+    totals = [rng.random(int(rng.integers(1, 20))) * 2.0 ** int(rng.integers(-1000, 1000)) for _ in range(2000)]
+    for weights in [*AWKWARD.values(), *(np.append(some, [0, 0]).tolist() for some in totals)]:
+        found = WeightedDraws(np.asarray(weights), 0, 4)(0, np.arange(4)).tolist()
+        assert max(found) < len(weights), weights
+        assert all(weights[sample] > 0 for sample in found), weights
 
 
-@pytest.mark.parametrize("num_draws", [1, 3, 10, 11, 1000])
-def test_an_epoch_may_have_fewer_or_more_draws_than_samples(num_draws: int) -> None:
-    weights = np.arange(1.0, 11)
-    order = WeightedDraws(np.asarray(weights), 0, num_draws)
-    assert order.num_samples == num_draws
-    # Each position draws for itself: a longer epoch begins as a shorter one.
-    assert np.array_equal(whole(order), WeightedDraws(np.asarray(weights), 0, 2**62)(0, np.arange(num_draws)))
+NUMBERS = [0, 3, 1, 0, 7, 2, 255, 1]
 
 
-def test_an_epoch_has_as_many_draws_as_weights_unless_said_otherwise() -> None:
-    assert make_order(10, weights=[1] * 10).num_samples == 10
-    assert make_order(10, weights=[1] * 4, indices=[5, 6, 7, 8]).num_samples == 4
-
-
-def test_weights_of_any_kind_draw_the_same() -> None:
-    numbers = [0, 3, 1, 0, 7, 2, 255, 1]
-    kinds: list[Any] = [
-        numbers,
-        tuple(numbers),
-        *(np.array(numbers, kind) for kind in (np.uint8, np.int32, np.int64, np.uint64, np.float16, np.float32, ">f8")),
-        np.repeat(np.array(numbers, np.float64), 3)[::3],
-        *(torch.tensor(numbers, dtype=kind) for kind in (torch.uint8, torch.int64, torch.float32, torch.float64)),
+@pytest.mark.parametrize("name", ["weights", "indices"])
+def test_weights_and_indices_may_be_of_any_kind(name: str) -> None:
+    kinds: list[Any] = [np.uint8, np.int32, np.int64, np.uint64, ">i4", ">i8", torch.uint8, torch.int32, torch.int64]
+    if name == "weights":
+        kinds += [np.float16, np.float32, np.float64, ">f8", torch.float32, torch.float64]
+    arrays: list[Any] = [
+        torch.tensor(NUMBERS, dtype=kind) if isinstance(kind, torch.dtype) else np.array(NUMBERS, kind)
+        for kind in kinds
     ]
-    orders = [WeightedDraws(np.asarray(weights), 0, 500) for weights in kinds]
-    assert len({whole(order).tobytes() for order in orders}) == 1
-    assert len({json.dumps(order.describe()) for order in orders}) == 1
+    size = len(NUMBERS) if name == "weights" else 256
+    given = [NUMBERS, tuple(NUMBERS), *arrays, np.repeat(np.array(NUMBERS, np.int64), 3)[::3]]
+    orders = [make_order(size, **{name: values}) for values in given]  # type: ignore[arg-type]
+    expected, description = whole(orders[0]), orders[0].describe()
+    for array in arrays:
+        array[:] = 1  # the caller's own
+    assert orders[0].num_samples == len(NUMBERS)
+    for order in orders:
+        assert np.array_equal(whole(order), expected)
+        assert order.describe() == description
 
 
 def test_the_draws_are_what_they_have_always_been() -> None:
@@ -379,6 +358,7 @@ def test_options_make_the_order_they_name() -> None:
     assert np.array_equal(whole(make_order(10, seed=4), 3), Permutation(10, 4, 3)(np.arange(10)))
     assert isinstance(make_order(10, weights=[1] * 10), WeightedDraws)
     assert isinstance(make_order(10, indices=[1]), Subset)
+    assert whole(make_order(10, shuffle=False, indices=range(3, 9, 2))).tolist() == [3, 5, 7]
 
 
 def orders_of(size: int) -> dict[str, dict[str, Any]]:
@@ -400,21 +380,6 @@ def test_a_subset_is_the_order_of_as_many_samples_under_other_names(name: str) -
             found = whole(subset, epoch)
             assert found.dtype == np.int64
             assert found.tolist() == [indices[number] for number in whole(numbers, epoch).tolist()]
-
-
-def test_indices_of_any_kind_are_the_same_subset() -> None:
-    numbers = [5, 3, 8, 1, 3]
-    kinds: list[Any] = [
-        numbers,
-        tuple(numbers),
-        *(np.array(numbers, kind) for kind in (np.int8, np.uint8, np.int32, np.int64, np.uint64, ">i4", ">i8")),
-        np.repeat(numbers, 2)[::2],
-        *(torch.tensor(numbers, dtype=kind) for kind in (torch.int32, torch.int64)),
-    ]
-    orders = [make_order(10, indices=indices) for indices in kinds]
-    assert len({whole(order).tobytes() for order in orders}) == 1
-    assert len({json.dumps(order.describe()) for order in orders}) == 1
-    assert whole(make_order(10, shuffle=False, indices=range(3, 9, 2))).tolist() == [3, 5, 7]
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -456,19 +421,6 @@ def test_sizes_of_blocks_are_integers_from_one_on(value: Any, error: type[Except
             BlockShuffle(**{name: value})
 
 
-@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64, np.int32, np.uint8])
-@pytest.mark.parametrize("name", ["weights", "indices"])
-def test_weights_and_indices_are_copied(name: str, kind: type) -> None:
-    if name == "indices" and np.dtype(kind).kind == "f":
-        return
-    values = np.array([5, 3, 8, 1], kind)
-    order = make_order(4 if name == "weights" else 10, **{name: values})  # type: ignore[arg-type]
-    expected, description = whole(order), order.describe()
-    values[:] = [0, 0, 0, 1]
-    assert np.array_equal(whole(order), expected)
-    assert order.describe() == description
-
-
 # Descriptions of orders.
 
 
@@ -478,35 +430,26 @@ DIFFERENT: list[tuple[int, dict[str, Any]]] = [
     (10, {}),
     (11, {}),
     (10, {"seed": 1}),
-    (10, {"seed": 2**63}),
     (10, {"shuffle": "block"}),
     (11, {"shuffle": "block"}),
     (10, {"shuffle": "block", "seed": 1}),
     (10, {"shuffle": BlockShuffle(3)}),
-    (10, {"shuffle": BlockShuffle(4)}),
     (10, {"shuffle": BlockShuffle(window=3)}),
-    (10, {"shuffle": BlockShuffle(window=4)}),
     (10, {"shuffle": BlockShuffle(3, 3)}),
-    (10, {"shuffle": BlockShuffle(4, 3)}),
     (10, {"weights": [1] * 10}),
     (11, {"weights": [1] * 11}),
-    (10, {"weights": [2] * 10}),
     (10, {"weights": [1] * 10, "seed": 1}),
     (10, {"weights": [1] * 9 + [2]}),
-    (10, {"weights": [2] + [1] * 9}),
     (10, {"weights": [1] * 9 + [math.nextafter(1, 2)]}),
     (10, {"indices": range(10)}),
-    (11, {"indices": range(11)}),
     (10, {"indices": [*range(9), 8]}),
     (10, {"indices": [1, 0, *range(2, 10)]}),
     (10, {"indices": range(9)}),
     (10, {"indices": range(10), "seed": 1}),
     (10, {"indices": range(10), "shuffle": False}),
     (10, {"indices": range(10), "shuffle": "block"}),
-    (10, {"indices": range(10), "shuffle": BlockShuffle(3)}),
     (10, {"indices": range(10), "weights": [1] * 10}),
     (10, {"indices": range(10), "weights": [1] * 9 + [2]}),
-    (10, {"indices": [1, 0, *range(2, 10)], "weights": [1] * 10}),
 ]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from plain_arithmetic import plain_inverse, plain_permute, plain_round_keys
 
-from shardio.order.permutation import MAX_N, ROUNDS, Permutation, check_below, divide, permute, round_keys
+from shardio.order.permutation import MAX_N, ROUNDS, Permutation, check_below, permute, round_keys
 
 KEYS = [(0, 0), (0, 1), (1, 0), (2**64 - 1, 2**64 - 1)]
 
@@ -72,14 +72,11 @@ def key_arrays(choice: np.ndarray, keys: list[tuple[np.uint64, ...]]) -> list[np
 def test_positions_with_keys_of_their_own_are_permuted_by_them(n: int) -> None:
     rng = np.random.default_rng(3)
     keys = [round_keys(seed, seed % 3, "window") for seed in range(20)]
-    positions, choice = rng.integers(0, n, 2000), rng.integers(0, len(keys), 2000)
+    positions, choice = rng.integers(0, n, 300), rng.integers(0, len(keys), 300)
     found = permute(positions, n, key_arrays(choice, keys))
     assert found.dtype == np.int64
-    for number, key in enumerate(keys):
-        theirs = choice == number
-        assert np.array_equal(found[theirs], permute(positions[theirs], n, key)), number
-    for i in range(100):
-        assert found[i] == plain_permute(int(positions[i]), n, list(map(int, keys[choice[i]]))), i
+    plain = [list(map(int, key)) for key in keys]
+    assert found.tolist() == [plain_permute(int(p), n, plain[c]) for p, c in zip(positions, choice, strict=True)]
 
 
 def test_permute_only_reads_positions_and_keys() -> None:
@@ -91,17 +88,6 @@ def test_permute_only_reads_positions_and_keys() -> None:
     permute(positions, 7, keys)
     assert all(map(np.array_equal, before, (positions, *keys)))
     assert permute(positions[:0], 7, [key[:0] for key in keys]).tolist() == []
-
-
-@pytest.mark.parametrize("kind", [np.int64, np.uint64])
-def test_divide_is_divmod(kind: type[np.int64] | type[np.uint64]) -> None:
-    top = int(np.iinfo(kind).max)
-    edges = [0, 1, 2, 63, 64, 65, 2**31, 2**32 - 1, 2**53 + 1, 2**62, 2**63 - 1, top // 3, top - 1, top]
-    for divisor in [number for number in edges if number]:
-        quotients, rests = divide(np.array(edges, kind), kind(divisor))
-        assert quotients.dtype == rests.dtype == kind
-        pairs = list(zip(quotients.tolist(), rests.tolist(), strict=True))
-        assert pairs == [divmod(number, divisor) for number in edges], divisor
 
 
 @pytest.mark.parametrize("n", [0, 1, 10, 2**62, 2**63 - 1])
@@ -118,9 +104,7 @@ def test_check_below_lets_all_below_n_through_and_nothing_else(n: int) -> None:
 
 def test_positions_of_any_integer_type_are_compared_as_numbers() -> None:
     for kind in (np.int8, np.uint8, np.int32, np.uint32, np.uint64):
-        found = check_below(10, np.array([3, 9], kind))
-        assert found.dtype == np.int64
-        assert found.tolist() == [3, 9]
+        assert check_below(10, np.array([3, 9], kind)).tolist() == [3, 9]
     with pytest.raises(ValueError, match=r"positions must be from 0 to 9; found"):
         check_below(10, np.array([2**64 - 1], np.uint64))
 

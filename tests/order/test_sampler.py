@@ -8,7 +8,7 @@ from itertools import chain, product
 
 import numpy as np
 import pytest
-from check_order import EPOCH, ORDERS, TAILS, check_cover, check_epoch
+from check_order import EPOCH, ORDERS, TAILS, check_epoch
 
 import shardio.order.sampler
 from shardio.order.orders import GlobalShuffle, StoredOrder
@@ -35,12 +35,6 @@ def test_ranks_partition_large_epochs(name: str, tail: Tail) -> None:
         rng = np.random.default_rng(seed)
         order = ORDERS[name](int(rng.integers(1, 100_000)), seed)
         check_epoch(order, int(rng.integers(1, 700)), int(rng.integers(1, 40)), tail)
-
-
-@pytest.mark.parametrize("name", [name for name in ORDERS if name != "weighted"])
-def test_an_epoch_covers_each_sample_once(name: str) -> None:
-    for num_samples in (*range(1, 30), 1000, 20_011):
-        check_cover(ORDERS[name](num_samples, num_samples))
 
 
 @pytest.mark.parametrize("shift", [1, -1])

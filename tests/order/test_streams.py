@@ -19,19 +19,14 @@ def plain_stream(n: int, seed: int, positions: list[int]) -> list[int]:
     return [plain_permute(p % n, n, plain_round_keys(seed, p // n)) for p in positions]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 10])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 10, LARGE])
 def test_an_endless_order_is_one_permutation_after_the_other(n: int) -> None:
-    positions = list(range(6 * n + 1))
+    positions = [*range(6 * min(n, 10) + 1), LARGE - 1, LARGE, 7 * LARGE + 3, 2**62 - 1]
     order = Endless(make_order(n, seed=7))
     assert order(0, np.array(positions)).tolist() == plain_stream(n, 7, positions)
     assert order(5, np.array(positions[::-1])).tolist() == plain_stream(n, 7, positions)[::-1]  # of no epoch
-
-
-def test_places_far_out_cost_nothing_and_are_exact() -> None:
-    positions = [0, LARGE - 1, LARGE, 7 * LARGE + 3, 2**62 - 1]
-    assert Endless(make_order(LARGE))(0, np.array(positions)).tolist() == plain_stream(LARGE, 0, positions)
     with pytest.raises(ValueError, match="positions must be from 0"):
-        Endless(make_order(3))(0, np.array([2**62]))
+        order(0, np.array([2**62]))
 
 
 @pytest.mark.parametrize("options", [{"shuffle": False}, {"shuffle": BlockShuffle(3, 2)}, {"weights": np.arange(11)}])
