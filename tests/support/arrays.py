@@ -34,11 +34,12 @@ def change_split(
     arrays: Mapping[str, Given] | None = None,
     order: NDArray[np.int64] | None = None,
     split: str = "train",
+    most: int = 7,
 ) -> Manifest:
     """Gives a split arrays of its stored rows, and has sample i in the stored row order[i], in all of them."""
     manifest = load_manifest(out)
     content = manifest.splits[split]
-    made = {name: write_array(out, split, name, kind, values) for name, (kind, values) in (arrays or {}).items()}
+    made = {name: write_array(out, split, name, kind, values, most) for name, (kind, values) in (arrays or {}).items()}
     content = replace(content, arrays={**content.arrays, **made})
     if order is not None:
         rows = np.fromfile(out / content.index.file, content.index.dtype, offset=HEADER_NBYTES)[order]
