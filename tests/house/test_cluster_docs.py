@@ -63,11 +63,12 @@ def options_of(command: list[str]) -> dict[str, object]:
     return convert_command.convert.make_context("convert", command[2:]).params
 
 
-def array_job(script: str, folder: Path, variable: str, first: int) -> list[dict[str, object]]:
-    """The options of the first, the second and the last job."""
+def check_array_job(script: str, folder: Path, variable: str, first: int) -> None:
+    """Checks the options of the first, the second and the last job."""
     runs = [run_script(script, folder, **{variable: str(first + number)}) for number in (0, 1, PARTS - 1)]
-    assert all(len(run) == 1 for run in runs)
-    return [options_of(run[0]) for run in runs]
+    jobs = [options_of(command) for (command,) in runs]
+    assert [job.pop("part") for job in jobs] == [(1, PARTS), (2, PARTS), (PARTS, PARTS)]
+    assert all(job == jobs[0] for job in jobs)
 
 
 def job_of_kubernetes(name: str) -> dict[str, Any]:
@@ -83,9 +84,7 @@ def job_of_kubernetes(name: str) -> dict[str, Any]:
 def test_array_jobs_run_each_part_once(variable: str, tmp_path: Path) -> None:
     (script,) = scripts_with(variable)
     assert f"-J 1-{PARTS}\n" in script or f"--array=1-{PARTS}\n" in script
-    jobs = array_job(script, tmp_path, variable, 1)
-    assert [job.pop("part") for job in jobs] == [(1, PARTS), (2, PARTS), (PARTS, PARTS)]
-    assert all(job == jobs[0] for job in jobs)
+    check_array_job(script, tmp_path, variable, 1)
 
 
 @pytest.mark.parametrize("names", [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")])
@@ -104,8 +103,7 @@ def test_the_indexed_job_of_kubernetes_runs_each_part_once(tmp_path: Path) -> No
     (container,) = spec["template"]["spec"]["containers"]
     shell, flag, script = container["command"]
     assert (shell, flag) == ("sh", "-c")
-    jobs = array_job(script.replace("exec ", ""), tmp_path, "JOB_COMPLETION_INDEX", 0)
-    assert [job.pop("part") for job in jobs] == [(1, PARTS), (2, PARTS), (PARTS, PARTS)]
+    check_array_job(script.replace("exec ", ""), tmp_path, "JOB_COMPLETION_INDEX", 0)
 
 
 def test_the_dask_job_starts_a_scheduler_and_workers_and_converts_on_them(tmp_path: Path) -> None:
@@ -170,27 +168,13 @@ def test_training_jobs_of_kubernetes_stage_the_set_and_then_train(tmp_path: Path
 
 
 def test_every_script_is_one_of_those_that_are_run() -> None:
-    words = (
-        "SLURM_ARRAY_TASK_ID",
-        "PBS_ARRAY_INDEX",
-        "dask scheduler",
-        "PMI_RANK",
-        "srun python train",
-        "PBS_O_WORKDIR",
-    )
-    assert [len(scripts_with(word)) for word in words] == [1] * len(words)
-    assert len(code_blocks(PAGE, "bash")) == len(words)
+    words = "SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX|dask scheduler|PMI_RANK|srun python train|PBS_O_WORKDIR".split("|")
+    assert [len(scripts_with(word)) for word in words] == [1] * len(code_blocks(PAGE, "bash"))
     assert len(code_blocks(PAGE, "yaml")) == 2
 
 
 def test_python_calls_convert_with_arguments_that_it_has() -> None:
-    calls = [
-        node
-        for block in code_blocks(PAGE, "python")
-        for node in ast.walk(ast.parse(block))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "convert"
-    ]
-    assert len(calls) == len(code_blocks(PAGE, "python")) == 1
-    known = inspect.signature(convert)
-    for call in calls:
-        known.bind(*call.args, **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg})
+    (block,) = code_blocks(PAGE, "python")
+    calls = (node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call))
+    (call,) = (call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "convert")
+    inspect.signature(convert).bind(*call.args, **{str(keyword.arg): keyword.value for keyword in call.keywords})

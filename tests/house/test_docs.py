@@ -194,15 +194,11 @@ def test_the_digest_of_a_golden_set_is_what_the_format_says(folder: Path, monkey
     assert json.loads((folder / "manifest.json").read_bytes())["digest"] in FORMAT
     block, _ = code_blocks(FORMAT, "python")
     monkeypatch.chdir(folder)
-    # The document's own code ends in an assertion. It leaves its file open, which this test allows.
+    # The document's own code ends in an assertion. It leaves its file open.
     exec(
-        block.replace('json.load(open("manifest.json"))', 'json.loads(open_text("manifest.json"))'),
-        {"open_text": _read},
+        block.replace('json.load(open("manifest.json"))', 'json.loads(Path("manifest.json").read_text())'),
+        {"Path": Path},
     )
-
-
-def _read(name: str) -> str:
-    return Path(name).read_text(encoding="ascii")
 
 
 def test_every_reason_of_a_refusal_is_explained_and_no_other() -> None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from disks import failing
 
 from shardio.system.machine import filesystem_kind, is_network, memory_left, usable_cores
 
@@ -42,11 +43,13 @@ def test_a_filesystem_is_told_by_the_device_of_the_file(tmp_path: Path) -> None:
     assert filesystem_kind(tmp_path, proc) == "nfs4"
 
 
-def test_where_no_mount_has_the_device_the_longest_mount_point_tells(tmp_path: Path) -> None:
+def test_where_no_mount_has_the_device_the_last_of_the_longest_mount_points_tells(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     inner = tmp_path / "a folder" / "inner"
     inner.mkdir(parents=True)
-    mounts = [("0:991", "/", "ext4"), ("0:992", tmp_path, "btrfs"), ("0:993", tmp_path / "a folder", "lustre")]
+    # Of mounts over each other, the last counts.
+    mounts = [("0:990", tmp_path, "autofs"), ("0:991", "/", "ext4"), ("0:992", tmp_path, "btrfs")]
+    mounts += [("0:993", tmp_path / "a folder", "lustre")]
     mountinfo(proc, *mounts, ("0:994", tmp_path / "a fol", "nfs"), ("0:995", inner / "below", "nfs"))
     assert filesystem_kind(inner, proc) == "lustre"
     assert filesystem_kind(tmp_path, proc) == "btrfs"
@@ -55,23 +58,13 @@ def test_where_no_mount_has_the_device_the_longest_mount_point_tells(tmp_path: P
     assert filesystem_kind(tmp_path / "link", proc) == "lustre"
 
 
-def test_the_last_of_mounts_over_each_other_counts(tmp_path: Path) -> None:
-    proc = tmp_path / "proc"
-    mountinfo(proc, ("0:991", "/", "ext4"), ("0:992", tmp_path, "autofs"), ("0:993", tmp_path, "nfs"))
-    assert filesystem_kind(tmp_path, proc) == "nfs"
-
-
 @pytest.mark.parametrize(
     "text", [None, "", "nonsense\n", "1 2 3\n1 2 x:y / / rw - ext4 a b\n", "1 2 0:1 / / rw ext4\n"]
 )
 def test_a_filesystem_may_be_unknown(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         write(tmp_path / "proc" / "self" / "mountinfo", text)
-    assert filesystem_kind(tmp_path, tmp_path / "proc") == ""
-
-
-def test_a_path_that_is_not_there_is_unknown(tmp_path: Path) -> None:
-    assert filesystem_kind(tmp_path / "nothing") == ""
+    assert filesystem_kind(tmp_path, tmp_path / "proc") == filesystem_kind(tmp_path / "nothing") == ""
 
 
 def test_this_machine_knows_its_filesystems(tmp_path: Path) -> None:
@@ -178,18 +171,18 @@ def test_this_machine_has_memory_and_cores() -> None:
 
 
 def test_where_the_cores_may_not_be_asked_for_all_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refuse(pid: int) -> set[int]:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(os, "sched_getaffinity", refuse, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", failing(errno.EPERM), raising=False)
     assert usable_cores(tmp_path, tmp_path) == os.cpu_count()
 
 
-@pytest.mark.parametrize(("quota", "cores"), [("max", 8), (1_600_000, 8), (300_000, 3), (250_000, 3), (1, 1), (0, 8)])
-def test_v2_cores_are_what_every_level_gives_time_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: int | str, cores: int
-) -> None:
+@pytest.fixture
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+
+
+@pytest.mark.usefixtures("eight_cores")
+@pytest.mark.parametrize(("quota", "cores"), [("max", 8), (1_600_000, 8), (300_000, 3), (250_000, 3), (1, 1), (0, 8)])
+def test_v2_cores_are_what_every_level_gives_time_for(tmp_path: Path, quota: int | str, cores: int) -> None:
     write(tmp_path / "proc" / "self" / "cgroup", "0::/pod/container\n")
     assert usable_cores(tmp_path / "proc", tmp_path / "cgroup") == 8
     for level in ("", "pod", "pod/container"):
@@ -198,11 +191,9 @@ def test_v2_cores_are_what_every_level_gives_time_for(
         write(tmp_path / "cgroup" / level / "cpu.max", "max 100000\n")
 
 
+@pytest.mark.usefixtures("eight_cores")
 @pytest.mark.parametrize(("quota", "period", "cores"), [(-1, 100_000, 8), (200_000, 100_000, 2), (50_000, 20_000, 3)])
-def test_v1_cores_are_what_every_level_gives_time_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: int, period: int, cores: int
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+def test_v1_cores_are_what_every_level_gives_time_for(tmp_path: Path, quota: int, period: int, cores: int) -> None:
     write(tmp_path / "proc" / "self" / "cgroup", "9:cpu,cpuacct:/docker/0123\n0::/\n")
     write(tmp_path / "cgroup" / "cpu" / "docker" / "0123" / "cpu.cfs_quota_us", f"{quota}\n")
     write(tmp_path / "cgroup" / "cpu" / "docker" / "0123" / "cpu.cfs_period_us", f"{period}\n")
