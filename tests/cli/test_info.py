@@ -31,20 +31,20 @@ def test_info_fits_a_screen_and_ends_with_what_to_type_next(
     convert(image_tree, tmp_path / "out", size=16)
     monkeypatch.chdir(tmp_path)
     lines = called("info", "out").splitlines()
+    (use,) = (line.removeprefix("  use ") for line in lines if line.startswith("  use "))
+    with eval(use, {"ShardLoader": ShardLoader}) as loader:
+        assert len(loader) == 1
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("out: 18 samples, ")
     assert lines[0].endswith(" classes, published")
     assert any(line.startswith("  made by `shardio convert`: crop, bicubic, exact, shuffled, seed 0") for line in lines)
     assert lines[-1] == "next: shardio view out"
-
-
-def test_the_line_to_copy_makes_a_loader(make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    out = make_set(23)
-    monkeypatch.chdir(out.parent)
-    (line,) = (line for line in called("info", out.name).splitlines() if line.startswith("  use "))
-    with eval(line.removeprefix("  use "), {"ShardLoader": ShardLoader}) as loader:
-        assert len(loader) == 1
+    change("out", "new", keep=Selection(random=0.5))
+    text = called("info", "new", "-v")  # values inside of lists one by one
+    assert "  conversions.0.conversion.fit: crop\n" in text
+    assert "  conversions.0.conversion.size: 16, 16\n" in text
+    assert "{" not in text
 
 
 NUMBERS: dict[str, ArrayDeclaration] = {"year": ("array", "int64", ()), "score": ("array", "float64", ())}
@@ -98,15 +98,6 @@ def test_infinities_are_text_in_json(tmp_path: Path) -> None:
     facts = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     found = facts["splits"]["train"]["spreads"]["score"]
     assert found == {"minimum": "-inf", "median": "nan", "maximum": "inf", "num_missing": 0}
-
-
-def test_verbose_info_tells_values_inside_of_lists_one_by_one(image_tree: Path, tmp_path: Path) -> None:
-    convert(image_tree, tmp_path / "out", size=16)
-    change(tmp_path / "out", tmp_path / "new", keep=Selection(random=0.5))
-    text = called("info", tmp_path / "new", "-v")
-    assert "  conversions.0.conversion.fit: crop\n" in text
-    assert "  conversions.0.conversion.size: 16, 16\n" in text
-    assert "{" not in text
 
 
 def test_long_texts_of_a_set_are_cut(tmp_path: Path) -> None:

@@ -6,13 +6,15 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from arrays import change_split, some_arrays
-from command import call, shardio
+from command import called
 from folders import contents, flip
 
+from shardio.conversion.arrays import ArrayDeclaration
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import ShardioError
 from shardio.format.manifest_file import load_manifest
@@ -28,57 +30,54 @@ def unlabeled(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def latents(tmp_path: Path) -> Path:
-    with ShardWriter(
-        tmp_path / "latents", None, labels=("float32", 2), arrays={"latent": ("array", "float16", (4,))}
-    ) as writer:
+    arrays: dict[str, ArrayDeclaration] = {"latent": ("array", "float16", (4,))}
+    with ShardWriter(tmp_path / "latents", None, labels=("float32", 2), arrays=arrays) as writer:
         for i in range(9):
             writer.append(label=[i, 0.5], key=f"{i}.png", latent=np.full(4, i, np.float16))
     return tmp_path / "latents"
 
 
 def test_info_says_which_parts_there_are(unlabeled: Path, latents: Path) -> None:
-    text = call("info", unlabeled).stdout
+    text = called("info", unlabeled)
     assert "train   9 samples in 1 shard, no labels\n" in text
     assert "array" not in text
     assert "order" not in text
-    text = call("info", latents).stdout
+    text = called("info", latents)
     assert "arrays, and no pixels" in text
     assert f"next: shardio find {latents}" in text
-    facts = [json.loads(call("info", path, "--json").stdout) for path in (unlabeled, latents)]
-    assert [one["splits"]["train"]["labels"] for one in facts] == [None, ["<f4", 2]]
-    assert [one["sample_shape"] for one in facts] == [[8, 8, 3], None]
+    found = [facts("info", path) for path in (unlabeled, latents)]
+    assert [one["splits"]["train"]["labels"] for one in found] == [None, ["<f4", 2]]
+    assert [one["sample_shape"] for one in found] == [[8, 8, 3], None]
 
 
 def test_samples_without_labels_are_found_shown_written_and_replayed(unlabeled: Path, tmp_path: Path) -> None:
-    found = [line.split() for line in call("find", unlabeled, "--key", "[34]*").stdout.splitlines()]
+    found = [line.split() for line in called("find", unlabeled, "--key", "[34]*").splitlines()]
     assert found[:2] == [["3", "3.png"], ["4", "4.png"]]
-    (first, *_) = json.loads(call("find", unlabeled, "--json").stdout)["samples"]
+    (first, *_) = facts("find", unlabeled)["samples"]
     assert (first["label"], first["class"]) == (None, None)
-    assert call("view", unlabeled, "-o", tmp_path / "sheet.png").exit_code == 0
-    assert call("report", unlabeled, "-o", tmp_path / "report.html").exit_code == 0
-    assert call("extract", unlabeled, "-o", tmp_path / "files", "--indices", "2").exit_code == 0
+    called("view", unlabeled, "-o", tmp_path / "sheet.png")
+    called("report", unlabeled, "-o", tmp_path / "report.html")
+    called("extract", unlabeled, "-o", tmp_path / "files", "--indices", "2")
     with (tmp_path / "files" / "labels.csv").open() as file:
         assert [(row["key"], row["label"]) for row in csv.DictReader(file)] == [("2.png", "")]
-    replayed = call("replay", unlabeled, "--batch-size", "4", "--json", "--save", tmp_path / "batch.npz")
-    assert json.loads(replayed.stdout)["labels"] == [None] * 4
+    replayed = facts("replay", unlabeled, "--batch-size", "4", "--save", tmp_path / "batch.npz")
+    assert replayed["labels"] == [None] * 4
     with np.load(tmp_path / "batch.npz") as batch:
         assert sorted(batch) == ["images", "indices"]
 
 
 def test_samples_without_pixels_are_written_and_replayed_and_not_shown(latents: Path, tmp_path: Path) -> None:
-    assert call("extract", latents, "-o", tmp_path / "files", "--indices", "2").exit_code == 0
+    called("extract", latents, "-o", tmp_path / "files", "--indices", "2")
     assert np.load(tmp_path / "files" / "2-2.latent.npy").tolist() == [2.0] * 4
-    assert call("replay", latents, "--batch-size", "4", "--save", tmp_path / "batch.npz").exit_code == 0
+    called("replay", latents, "--batch-size", "4", "--save", tmp_path / "batch.npz")
     with np.load(tmp_path / "batch.npz") as file:
         batch = dict(file)
     assert sorted(batch) == ["indices", "labels", "latent"]
     assert batch["labels"][:, 0].tolist() == batch["indices"].tolist() == batch["latent"][:, 0].tolist()
-    result = call("view", latents, "-o", tmp_path / "a.png")
-    assert isinstance(result.exception, ShardioError)
-    assert f"{latents}, train: expected a set with pixels" in str(result.exception)
-    assert "`shardio extract` writes" in str(result.exception)
-    result = call("replay", latents, "--batch-size", "4", "-o", tmp_path / "a.png")
-    assert f"{latents}: --output needs images" in str(result.exception)
+    with pytest.raises(ShardioError, match=f"{latents}, train: expected a set with pixels.*shardio extract"):
+        called("view", latents, "-o", tmp_path / "a.png")
+    with pytest.raises(ValueError, match=f"{latents}: --output needs images"):
+        called("replay", latents, "--batch-size", "4", "-o", tmp_path / "a.png")
 
 
 @pytest.mark.parametrize(
@@ -86,9 +85,8 @@ def test_samples_without_pixels_are_written_and_replayed_and_not_shown(latents: 
     [["find", "--class", "1"], ["view", "--per-class", "1"], ["bench", "--transform", "torchvision-v2"]],
 )
 def test_classes_of_a_split_without_labels_are_refused(unlabeled: Path, words: list[str]) -> None:
-    result = call(words[0], unlabeled, *words[1:])
-    assert isinstance(result.exception, ValueError)
-    assert "class" in str(result.exception)
+    with pytest.raises(ValueError, match="class"):
+        called(words[0], unlabeled, *words[1:])
 
 
 # --- arrays and orders -----------------------------------------------------------------------------------------------
@@ -101,23 +99,18 @@ def out(make_set: Callable[..., Path]) -> Path:
     return out
 
 
-def facts(*words: str | Path) -> dict[str, object]:
-    result = shardio(*words, "--json")
-    assert result.returncode == 0, result.stderr
-    found: dict[str, object] = json.loads(result.stdout)
-    return found
+def facts(*words: object) -> Any:
+    return json.loads(called(*words, "--json"))
 
 
 def test_info_tells_arrays_and_how_many_stored_samples_are_in_use(out: Path) -> None:
-    lines = shardio("info", out).stdout.splitlines()
+    lines = called("info", out).splitlines()
     assert "  train   8 samples in 2 shards" in lines
     assert "          order 0: 7 of 20 stored samples in use" in lines
     (mask,) = (line for line in lines if line.startswith("          mask "))
     assert " ".join(mask.split()) == "mask mask 6 x 5 uint8 17.1 kB 0: 7 of 20 stored in use"
     assert len(lines) < 24
-    splits = facts("info", out)["splits"]
-    assert isinstance(splits, dict)
-    train = splits["train"]
+    train = facts("info", out)["splits"]["train"]
     assert (train["num_samples"], train["num_stored"], train["order"], train["in_use"]) == (8, 20, 0, [7])
     assert train["arrays"]["clip"] == {
         "kind": "array",
@@ -131,26 +124,22 @@ def test_info_tells_arrays_and_how_many_stored_samples_are_in_use(out: Path) -> 
 
 def test_info_of_a_damaged_set_tells_what_the_manifest_says(out: Path) -> None:
     flip(out / "train-order-0.npy")
-    text = shardio("info", out).stdout
-    assert "order 0: ? of 20 stored samples in use" in text
-    assert "not counted: " in text
-    (out / "train-order-0.npy").unlink()
-    text = shardio("info", out).stdout
-    assert "order 0: ? of 20 stored samples in use" in text
+    for told in ("not counted: ", "train-order-0.npy: expected a file of the shard set, found nothing"):
+        text = called("info", out)
+        assert "order 0: ? of 20 stored samples in use" in text
+        assert told in text
+        (out / "train-order-0.npy").unlink(missing_ok=True)
     assert "state   damaged: " in text
-    assert "train-order-0.npy: expected a file of the shard set, found nothing" in text
 
 
 def test_list_publish_and_stage_take_all_files(out: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
+    called("publish", out, root / "copy")
+    (listed,) = facts("list", root)["roots"][0]["sets"]
     nbytes = load_manifest(out).nbytes
-    assert shardio("publish", out, root / "copy").returncode == 0
-    assert contents(root / "copy") == contents(out)
-    (listed,) = facts("list", root)["roots"][0]["sets"]  # type: ignore[index]
     assert (listed["state"], listed["nbytes"], listed["num_samples"]) == ("published", nbytes, {"train": 8})
-    staged = facts("stage", root / "copy", tmp_path / "cache")
-    assert contents(Path(str(staged["path"]))) == contents(out)
-    assert facts("verify", str(staged["path"]))["ok"]
+    staged = facts("stage", root / "copy", tmp_path / "cache")["path"]
+    assert contents(root / "copy") == contents(Path(staged)) == contents(out)
     (out / "train-mask-00001.npy").unlink()
-    assert "train-mask-00001.npy: expected a file of the shard set" in shardio("list", tmp_path).stdout
+    assert "train-mask-00001.npy: expected a file of the shard set" in called("list", tmp_path)

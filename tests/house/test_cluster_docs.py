@@ -168,7 +168,7 @@ def test_training_jobs_of_kubernetes_stage_the_set_and_then_train(tmp_path: Path
 
 
 def test_every_script_is_one_of_those_that_are_run() -> None:
-    words = "SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX|dask scheduler|PMI_RANK|srun python train|PBS_O_WORKDIR".split("|")
+    words = ["SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "dask scheduler", "PMI_RANK", "srun python", "PBS_O_WORKDIR"]
     assert [len(scripts_with(word)) for word in words] == [1] * len(code_blocks(PAGE, "bash"))
     assert len(code_blocks(PAGE, "yaml")) == 2
 

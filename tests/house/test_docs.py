@@ -195,10 +195,8 @@ def test_the_digest_of_a_golden_set_is_what_the_format_says(folder: Path, monkey
     block, _ = code_blocks(FORMAT, "python")
     monkeypatch.chdir(folder)
     # The document's own code ends in an assertion. It leaves its file open.
-    exec(
-        block.replace('json.load(open("manifest.json"))', 'json.loads(Path("manifest.json").read_text())'),
-        {"Path": Path},
-    )
+    code = block.replace('json.load(open("manifest.json"))', 'json.loads(Path("manifest.json").read_text())')
+    exec(code, {"Path": Path})
 
 
 def test_every_reason_of_a_refusal_is_explained_and_no_other() -> None:
