@@ -35,44 +35,35 @@ def status(code: int, name: str = "InternalError") -> Fault:
     return fault
 
 
-def _answer(app: Any, environ: dict[str, Any]) -> tuple[str, dict[str, str], bytes]:
-    said: list[Any] = []
-    body = b"".join(app(environ, lambda line, headers, *_: said.extend((line, headers))))
-    return said[0], dict(said[1]), body
+def _altered(alter: Callable[[dict[str, str], bytes], tuple[dict[str, str], bytes]]) -> Fault:
+    def fault(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        said: list[Any] = []
+        body = b"".join(app(environ, lambda line, headers, *_: said.extend((line, headers))))
+        headers, body = alter(dict(said[1]), body)
+        start_response(said[0], list(headers.items()))
+        return [body]
+
+    return fault
 
 
 def short(nbytes: int) -> Fault:
     """So many bytes of the body, and a length that agrees."""
-
-    def fault(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        line, headers, body = _answer(app, environ)
-        start_response(line, list({**headers, "Content-Length": str(min(nbytes, len(body)))}.items()))
-        return [body[:nbytes]]
-
-    return fault
+    return _altered(lambda headers, body: ({**headers, "Content-Length": str(len(body[:nbytes]))}, body[:nbytes]))
 
 
 def cut(nbytes: int) -> Fault:
     """So many bytes of the body; then the connection is closed."""
-
-    def fault(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        line, headers, body = _answer(app, environ)
-        start_response(line, list(headers.items()))
-        return [body[:nbytes]]
-
-    return fault
+    return _altered(lambda headers, body: (headers, body[:nbytes]))
 
 
-def saying(**headers: str) -> Fault:
+def saying(**changed: str) -> Fault:
     """The same body with other headers."""
 
-    def fault(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        line, before, body = _answer(app, environ)
-        others = {name: value for name, value in before.items() if name.title().replace("-", "_") not in headers}
-        start_response(line, list((others | {k.replace("_", "-"): v for k, v in headers.items()}).items()))
-        return [body]
+    def alter(headers: dict[str, str], body: bytes) -> tuple[dict[str, str], bytes]:
+        others = {name: value for name, value in headers.items() if name.title().replace("-", "_") not in changed}
+        return others | {name.replace("_", "-"): value for name, value in changed.items()}, body
 
-    return fault
+    return _altered(alter)
 
 
 def slow(seconds: float) -> Fault:
@@ -115,7 +106,7 @@ class ObjectStore:
         fault = self.always
         if method == "GET" and self.faults:
             fault = self.faults.popleft()
-        answer: Iterable[bytes] = (fault or _no_fault)(self._app, environ, start_response)
+        answer: Iterable[bytes] = (fault or slow(0))(self._app, environ, start_response)
         return answer
 
     def put(self, path: str, data: bytes = b"") -> None:
@@ -185,11 +176,6 @@ class SlowServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
-
-
-def _no_fault(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    answer: Iterable[bytes] = app(environ, start_response)
-    return answer
 
 
 @pytest.fixture(scope="module")
