@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from command import call
-from folders import flip
 
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.reading.shardset import open_shards
@@ -116,9 +115,3 @@ def test_what_is_not_there_is_told_with_what_is(out: Path, words: list[str], cod
     result: Any = call("find", out, *words)
     assert bool(result.exit_code) == bool(code)
     assert part in result.output + str(result.exception)
-
-
-def test_an_index_that_is_no_more_what_was_published_is_refused(out: Path) -> None:
-    flip(out / "val-index.npy")
-    assert call("find", out, "--split", "train").exit_code == 0
-    assert "val-index.npy: sha256: expected" in str(call("find", out).exception)

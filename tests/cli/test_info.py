@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import called
-from folders import flip
 from pictures import random_picture, write_jpeg
 
 import shardio.cli.info as info_module
@@ -106,12 +105,6 @@ def test_long_texts_of_a_set_are_cut(tmp_path: Path) -> None:
         for label in range(2):
             writer.append(np.zeros((2, 2, 3), np.uint8), label)
     assert max(map(len, called("info", tmp_path / "out").splitlines()[1:-2])) <= 80
-
-
-def test_an_index_that_is_no_more_what_was_published_is_told(make_set: Callable[..., Path]) -> None:
-    out = make_set(5)
-    flip(out / "train-index.npy")
-    assert "  classes not counted: " in called("info", out)
 
 
 def test_a_large_index_is_not_fetched_from_a_server(

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 from arrays import change_split, some_arrays
 from command import called
-from folders import contents, flip
+from folders import flip
 
 from shardio.conversion.arrays import ArrayDeclaration
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import ShardioError
-from shardio.format.manifest_file import load_manifest
 
 
 @pytest.fixture
@@ -130,16 +129,3 @@ def test_info_of_a_damaged_set_tells_what_the_manifest_says(out: Path) -> None:
         assert told in text
         (out / "train-order-0.npy").unlink(missing_ok=True)
     assert "state   damaged: " in text
-
-
-def test_list_publish_and_stage_take_all_files(out: Path, tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    root.mkdir()
-    called("publish", out, root / "copy")
-    (listed,) = facts("list", root)["roots"][0]["sets"]
-    nbytes = load_manifest(out).nbytes
-    assert (listed["state"], listed["nbytes"], listed["num_samples"]) == ("published", nbytes, {"train": 8})
-    staged = facts("stage", root / "copy", tmp_path / "cache")["path"]
-    assert contents(root / "copy") == contents(Path(staged)) == contents(out)
-    (out / "train-mask-00001.npy").unlink()
-    assert "train-mask-00001.npy: expected a file of the shard set" in called("list", tmp_path)

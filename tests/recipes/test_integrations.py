@@ -185,7 +185,13 @@ def lightning(reader: Path) -> dict[str, Any]:
 
 
 def fit(
-    names: dict[str, Any], *, checkpoint: str | None = None, one_cycle: bool = False, tune: str = "", **options: Any
+    names: dict[str, Any],
+    *,
+    checkpoint: str | None = None,
+    one_cycle: bool = False,
+    tune: str = "",
+    look: Callable[[ShardLoader], object] | None = None,
+    **options: Any,
 ) -> list[list[int]]:
     """The labels of the batches that the page's model is trained on, after a call of the Tuner."""
     steps: list[list[int]] = []
@@ -193,6 +199,14 @@ def fit(
     torch.set_num_threads(1)  # for matrices as small as these, more are slower
 
     class Model(names["Model"]):
+        def on_train_start(self) -> None:
+            if look:
+                look(self.trainer.datamodule.train)
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            if look:
+                look(self.trainer.datamodule.train)
+
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             steps.append(batch[1].tolist())
             return super().training_step(batch, batch_idx)
@@ -238,6 +252,7 @@ SAVING = {
     "after validation": {"every_n_epochs": 1, "save_on_train_epoch_end": False},
     "at the end of the epoch": {"every_n_epochs": 1, "save_on_train_epoch_end": True},
 }
+LOOKS = [ShardLoader.peek, lambda loader: next(iter(loader))]
 
 
 @leaf_spec
@@ -245,10 +260,15 @@ SAVING = {
 @pytest.mark.parametrize(
     ("when", "options"),
     [
-        *((when, {"max_epochs": 3, "limit_val_batches": 1}) for when in SAVING),
-        ("at the end of the epoch", {"max_epochs": 3, "limit_val_batches": 0}),
-        ("in mid-epoch", {"max_steps": 13, "max_epochs": -1, "limit_val_batches": 0}),
-        ("in mid-epoch", {"max_epochs": 3, "limit_val_batches": 0, "one_cycle": True}),
+        *((when, {"limit_val_batches": 1}) for when in SAVING),
+        ("at the end of the epoch", {}),
+        ("in mid-epoch", {"max_steps": 13, "max_epochs": -1}),
+        ("in mid-epoch", {"one_cycle": True}),
+        # Hooks look at a batch before the loop and in it.
+        *(
+            pytest.param("in mid-epoch", {"look": look}, marks=pytest.mark.filterwarnings("ignore:one batch was taken"))
+            for look in LOOKS
+        ),
     ],
 )
 def test_lightning_goes_on_exactly_from_every_checkpoint(
@@ -256,14 +276,16 @@ def test_lightning_goes_on_exactly_from_every_checkpoint(
 ) -> None:
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    stop = options.get("max_steps", 15)
+    options = {"max_epochs": 3, "limit_val_batches": 0, "num_sanity_val_steps": 0, **options}
+    look, stop = options.pop("look", None), options.get("max_steps", 15)
     expected = undisturbed(epochs=3, batch_size=FIVE_BATCHES)[:stop]
     saving = ModelCheckpoint("saved", filename="{step}", save_top_k=-1, **SAVING[when])
-    options = {**options, "num_sanity_val_steps": 0}
-    assert fit(lightning, callbacks=[saving], enable_checkpointing=True, **options) == expected
+    assert fit(lightning, look=look, callbacks=[saving], enable_checkpointing=True, **options) == expected
     every = SAVING[when].get("every_n_train_steps", 5)
     for step in range(every, stop, every):
-        assert fit(lightning, checkpoint=f"saved/step={step}.ckpt", **options) == expected[step:], step
+        # At the end of an epoch there is nothing left to look at.
+        looks = look if step % 5 else None
+        assert fit(lightning, look=looks, checkpoint=f"saved/step={step}.ckpt", **options) == expected[step:], step
 
 
 @leaf_spec
@@ -275,31 +297,6 @@ def test_lightning_trains_on_whole_epochs_after_tuning(
 
     steps = fit({**lightning, "Tuner": Tuner}, tune=tune, max_epochs=6, limit_val_batches=0)
     assert steps == undisturbed(epochs=6, batch_size=batch_size)
-
-
-@leaf_spec
-@saves_no_more
-@pytest.mark.filterwarnings("ignore:one batch was taken:RuntimeWarning")
-@pytest.mark.parametrize("look", [ShardLoader.peek, lambda loader: next(iter(loader))])
-def test_lightning_goes_on_exactly_though_hooks_look_at_a_batch_before_and_in_the_loop(
-    look: Callable[[ShardLoader], object], lightning: dict[str, Any]
-) -> None:
-    from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-
-    class Look(Callback):
-        def on_train_start(self, trainer: Any, *_: Any) -> None:
-            look(trainer.datamodule.train)
-
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            look(trainer.datamodule.train)
-
-    saving = ModelCheckpoint("saved", filename="{step}", save_top_k=-1, every_n_train_steps=1)
-    options = {"max_epochs": 3, "limit_val_batches": 0, "num_sanity_val_steps": 0}
-    expected = undisturbed(epochs=3, batch_size=FIVE_BATCHES)
-    assert fit(lightning, callbacks=[Look(), saving], enable_checkpointing=True, **options) == expected
-    for step in (1, 3, 5, 8):
-        looks = [Look()] if step % 5 else []  # else nothing is left of the epoch to look at
-        assert fit(lightning, checkpoint=f"saved/step={step}.ckpt", callbacks=looks, **options) == expected[step:], step
 
 
 # Accelerate

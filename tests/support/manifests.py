@@ -81,52 +81,39 @@ def name_of(path: JsonPath) -> str:
 
 
 def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
+    """Replaces some bytes by others: one flipped, a piece of JSON, or of the data; or nothing."""
     mutated = bytearray(data)
     for _ in range(rng.choice([1, 1, 1, 2, 5])):
-        mutated = mutated or bytearray(b"{")
-        place = rng.randrange(len(mutated))
-        kind = rng.randrange(6)
-        if kind == 0:
-            mutated[place] ^= 1 << rng.randrange(8)
-        elif kind == 1:
-            mutated[place] = rng.choice(b'{}[]",:0123456789-+.eE\\ \n\0truefalsn\xff')
-        elif kind == 2:
-            del mutated[place : place + rng.choice([1, 1, 3, 50])]
-        elif kind == 3:
-            mutated[place:place] = rng.choice([b"0", b'"', b",", b"9" * 30, b"NaN", b"[", b"{", b"\\u0000", b"-"])
-        elif kind == 4:
-            source = rng.randrange(len(mutated))
-            mutated[place:place] = mutated[source : source + rng.choice([1, 10, 100])]
-        else:
-            del mutated[place:]
-    return bytes(mutated or b"{")
+        start, source = rng.randrange(len(mutated) + 1), rng.randrange(len(mutated) + 1)
+        count = rng.choice([0, 1, 1, 3, 50, len(mutated)])
+        pieces = [b"", b"0", b'"', b",", b"9" * 30, b"NaN", b"[", b"}", b"\\u0000", b"-", b"\0", b"\xff"]
+        flipped = bytes(byte ^ 1 << rng.randrange(8) for byte in mutated[start : start + 1])
+        mutated[start : start + count] = rng.choice([*pieces, flipped, mutated[source : source + 100]])
+    return bytes(mutated)
 
 
 def mutate_value(rng: random.Random, value: Document) -> Document:
+    """Replaces, copies, renames or removes values."""
     changed = copy.deepcopy(value)
     odd: list[Any] = [
-        *(0, 1, -1, 2, 3, 18, 32, 2**53, 2**53 + 1, 10**30, 0.5, 1.0, True, False, None),
+        *(0, 1, -1, 2, 3, 18, 32, 2**53, 2**53 + 1, 10**30, 0.5, 1.0, True, False, None, [], {}),
         *("", "x", "../x", "train-00000.npy", "a\0b", "0" * 64, "\ud800"),
     ]
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
         places = [path for path in paths(changed) if path]
-        if not places:
-            break
         path = rng.choice(places)
         parent, step = at(changed, path[:-1]), path[-1]
-        kind = rng.randrange(6)
+        old, other = parent[step], copy.deepcopy(at(changed, rng.choice(places)))
+        new = rng.choice([rng.choice(odd), other, old + rng.choice([-1, 1, 18]) if type(old) is int else old])
+        kind = rng.randrange(3)
         if kind == 0:
-            parent[step] = rng.choice([*odd, [], {}])
-        elif kind == 1:
+            parent[step] = new
+        elif kind == 1 and len(changed) > 1:
             del parent[step]
-        elif kind == 2:
-            parent[step] = copy.deepcopy(at(changed, rng.choice(places)))
-        elif kind == 3 and isinstance(parent, list):
-            parent.insert(rng.randrange(len(parent) + 1), copy.deepcopy(rng.choice([*odd, *parent])))
-        elif kind == 4 and isinstance(parent, dict):
-            parent[rng.choice(["x", "file", "train", "TRAIN", "", "nbytes"])] = copy.deepcopy(parent[step])
-        elif type(parent[step]) is int:
-            parent[step] += rng.choice([-1, 1, 18, 4096])
+        elif isinstance(parent, list):
+            parent.insert(rng.randrange(len(parent) + 1), new)
+        else:
+            parent[rng.choice(["x", "file", "train", "TRAIN", "", "nbytes"])] = new
     return changed
 
 
