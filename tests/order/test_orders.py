@@ -6,7 +6,7 @@ import json
 import math
 import tracemalloc
 from bisect import bisect_right
-from itertools import accumulate, combinations, product
+from itertools import accumulate, product
 from typing import Any
 
 import numpy as np
@@ -424,41 +424,27 @@ def test_sizes_of_blocks_are_integers_from_one_on(value: Any, error: type[Except
 # Descriptions of orders.
 
 
-DIFFERENT: list[tuple[int, dict[str, Any]]] = [
-    (10, {"shuffle": False}),
-    (11, {"shuffle": False}),
-    (10, {}),
-    (11, {}),
-    (10, {"seed": 1}),
-    (10, {"shuffle": "block"}),
-    (11, {"shuffle": "block"}),
-    (10, {"shuffle": "block", "seed": 1}),
-    (10, {"shuffle": BlockShuffle(3)}),
-    (10, {"shuffle": BlockShuffle(window=3)}),
-    (10, {"shuffle": BlockShuffle(3, 3)}),
-    (10, {"weights": [1] * 10}),
-    (11, {"weights": [1] * 11}),
-    (10, {"weights": [1] * 10, "seed": 1}),
-    (10, {"weights": [1] * 9 + [2]}),
-    (10, {"weights": [1] * 9 + [math.nextafter(1, 2)]}),
-    (10, {"indices": range(10)}),
-    (10, {"indices": [*range(9), 8]}),
-    (10, {"indices": [1, 0, *range(2, 10)]}),
-    (10, {"indices": range(9)}),
-    (10, {"indices": range(10), "seed": 1}),
-    (10, {"indices": range(10), "shuffle": False}),
-    (10, {"indices": range(10), "shuffle": "block"}),
-    (10, {"indices": range(10), "weights": [1] * 10}),
-    (10, {"indices": range(10), "weights": [1] * 9 + [2]}),
+# What else is described, the last test of this file has.
+DIFFERENT: list[dict[str, Any]] = [
+    {},
+    {"weights": [1] * 10},
+    {"weights": [1] * 9 + [2]},
+    {"weights": [2] + [1] * 9},
+    {"weights": [1] * 9 + [math.nextafter(1, 2)]},
+    {"indices": range(10)},
+    {"indices": [*range(9), 8]},
+    {"indices": [1, 0, *range(2, 10)]},
+    {"indices": range(9)},
+    {"indices": range(10), "weights": [1] * 10},
+    {"indices": range(10), "weights": [1] * 9 + [2]},
 ]
 
 
 def test_descriptions_are_equal_only_for_equal_orders() -> None:
-    descriptions = [json.dumps(make_order(size, **options).describe(), sort_keys=True) for size, options in DIFFERENT]
-    for (one, first), (other, second) in combinations(zip(DIFFERENT, descriptions, strict=True), 2):
-        assert first != second, (one, other)
-    for size, options in DIFFERENT:
-        order, same = (make_order(size, **options) for _ in range(2))
+    descriptions = [json.dumps(make_order(10, **options).describe(), sort_keys=True) for options in DIFFERENT]
+    assert len(set(descriptions)) == len(DIFFERENT)
+    for options in DIFFERENT:
+        order, same = (make_order(10, **options) for _ in range(2))
         description = order.describe()
         assert description == same.describe() == json.loads(json.dumps(description))
         assert np.array_equal(whole(order, 3), whole(same, 3))

@@ -53,30 +53,22 @@ def test_nothing_is_visible_before_commit_and_all_of_it_after(tmp_path: Path, ol
     path = tmp_path / "x.npy"
     if old is not None:
         path.write_bytes(old)
+    before = names(tmp_path)
     with open(path if old else os.devnull, "rb") as reader:
+        for error in (None, ValueError("x"), KeyboardInterrupt(), SystemExit(3)):  # leaves without a commit
+            with contextlib.nullcontext() if error is None else pytest.raises(type(error)), AtomicFile(path) as file:
+                write_all(file.descriptor, b"half of it")
+                assert all(is_temporary(name) for name in names(tmp_path) if name != "x.npy")
+                if error is not None:
+                    raise error
+            assert names(tmp_path) == before
+            assert old is None or path.read_bytes() == old
         with AtomicFile(path) as file:
             write_all(file.descriptor, b"new content")
-            assert (path.read_bytes() if path.exists() else None) == old
-            assert all(is_temporary(name) for name in names(tmp_path) if name != "x.npy")
             file.commit()
             assert path.read_bytes() == b"new content"
         assert names(tmp_path) == ["x.npy"]
         assert reader.read() == (old or b"")
-
-
-@pytest.mark.parametrize("old", [None, b"old"])
-def test_leaving_without_commit_leaves_what_was_there(tmp_path: Path, old: bytes | None) -> None:
-    path = tmp_path / "x"
-    if old is not None:
-        path.write_bytes(old)
-    before = names(tmp_path)
-    for error in (None, ValueError("x"), KeyboardInterrupt(), SystemExit(3)):
-        with contextlib.nullcontext() if error is None else pytest.raises(type(error)), AtomicFile(path) as file:
-            write_all(file.descriptor, b"half of it")
-            if error is not None:
-                raise error
-        assert names(tmp_path) == before
-        assert old is None or path.read_bytes() == old
 
 
 def test_without_replace_whatever_has_the_name_is_in_the_way(tmp_path: Path) -> None:
@@ -458,7 +450,6 @@ def test_two_machines_names_differ_and_one_machines_do_not(tmp_path: Path, monke
         tags.add(_machine())
     _machine.cache_clear()
     assert len(tags) == 2
-    assert all(re.fullmatch("[0-9a-f]{8}", tag) for tag in tags)
 
 
 def test_remove_takes_the_files_of_living_writers_too_and_they_cannot_publish(tmp_path: Path) -> None:
