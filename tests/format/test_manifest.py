@@ -372,8 +372,6 @@ _OF_TRAIN: list[tuple[Callable[[Document], object], str]] = [
     (lambda train: train["arrays"]["clip"].update(kind="mask"), "clip: a mask must have the samples' height and"),
     (lambda train: train["arrays"]["clip"]["shards"].pop(), "clip: expected values for 3 samples, found 2"),
     (lambda train: train["arrays"]["clip"]["crc32"].update(nbytes=4104), "clip-crc32.npy: nbytes: expected 4108"),
-    (lambda train: train["arrays"]["clip"]["shards"][0].update(nbytes=4096), "clip-00000.npy: nbytes: expected"),
-    (lambda train: train["arrays"]["mask"]["shards"][0].update(num_samples=2), "train-mask.npy: nbytes: expected"),
     (lambda train: train["arrays"]["clip"].update(shape=[13]), "clip-00000.npy: nbytes: expected 4148"),
     (lambda train: train["shards"].clear(), "splits.train.shards: expected at least one shard"),
     (lambda train: train.update(num_samples=4), "train-index.npy: nbytes"),
@@ -382,10 +380,7 @@ _OF_TRAIN: list[tuple[Callable[[Document], object], str]] = [
 _OF_VAL: list[tuple[Callable[[Document], object], str]] = [
     (lambda val: val.update(num_samples=4), "val.num_samples: expected 1, as many as in the shards, found 4"),
     (lambda val: val["shards"].clear(), "val.num_samples: expected 0, as many as in the shards, found 1"),
-    (lambda val: val["shards"][0].update(nbytes=18), "val, val-00000.npy: nbytes: expected 4114, found 18"),
-    (lambda val: val["shards"][0].update(nbytes=4096), "val-00000.npy: nbytes: expected 4114, found 4096"),
     (lambda val: val["shards"][0].update(nbytes=4115), "val-00000.npy: nbytes: expected 4114, found 4115"),
-    (lambda val: val["index"].update(nbytes=4121), "val, val-index.npy: nbytes: expected 4120, found 4121"),
     (lambda val: val["index"].update(key_nbytes=12), "val, val-index.npy: nbytes: expected 4128, found 4120"),
 ]
 _WHOLE: list[tuple[Callable[[Document], object], str]] = [
@@ -426,13 +421,10 @@ def test_parts_that_contradict_each_other_are_refused() -> None:
 
 
 def test_an_order_may_name_a_stored_row_that_is_not_there() -> None:
-    """That is found when it is read. Without an order there is a stored row for each sample."""
+    """That is found when it is read."""
     changed = document()
-    train = changed["splits"]["train"]
-    train["shards"].pop()
+    changed["splits"]["train"]["shards"].pop()
     parse_manifest(dump(seal(changed)))
-    del train["order"]
-    assert "num_samples: expected 2, as many as in the shards, found 3" in refused(dump(seal(changed)))
 
 
 def test_manifests_made_in_memory_are_checked_too() -> None:

@@ -130,7 +130,6 @@ NO_COUNT: list[object] = [
     [1],
     -1,
     2**53 + 1,
-    2**64,
     10**400,
 ]
 NO_STRING: list[object] = [True, 1, 1.5, None, [], {}, ["x"]]
@@ -143,7 +142,6 @@ BAD_NAMES: list[object] = [
     "..",
     "../x",
     "/x",
-    "/etc/passwd",
     ".hidden",
     "a/b",
     "a\\b",
@@ -151,7 +149,6 @@ BAD_NAMES: list[object] = [
     "a b",
     "a\n",
     "x" * 201,
-    "x" * 300,
     "\u00fc",
     "\uff0e\uff0e\uff0fx",
     "\ud800",
