@@ -155,7 +155,7 @@ def fork_rank(start: dict[str, Any], rank: int, port: int) -> int:
 
 
 def run(start: dict[str, Any]) -> list[int]:
-    """The ranks' exit codes. When one has failed, the others are killed."""
+    """The ranks' exit codes. When one has failed, the others are killed, unless all get SIGTERM."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -171,7 +171,7 @@ def run(start: dict[str, Any]) -> list[int]:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
             codes[left.pop(pid)] = os.waitstatus_to_exitcode(status)
-        if any(codes) or time.monotonic() > deadline:
+        if (any(codes) and not start["term"]) or time.monotonic() > deadline:  # those with SIGTERM end by themselves
             for other in left:
                 os.kill(other, signal.SIGKILL)
         if not pid:

@@ -57,16 +57,6 @@ class Starts:
         codes: list[int] = json.loads(self._process.stdout.readline())
         return codes
 
-    def run_by_torchrun(
-        self, script: Path, *words: str | Path, folder: Path, ranks: int, term: Path | None = None
-    ) -> int:
-        """Returns the exit code of torchrun, whose own process imports nothing. Its ranks do."""
-        launcher = folder / "torchrun.py"
-        launcher.write_text("from torch.distributed.run import main\n\nmain()\n", encoding="utf-8")
-        options = ["--standalone", "--nproc-per-node", str(ranks)]
-        (code,) = self.run(launcher, *options, script, *words, folder=folder, term=term)
-        return code
-
     def said(self) -> str:
         """Returns what the processes of the last start have printed."""
         return self._said.read_text(errors="replace")
