@@ -36,6 +36,7 @@ PRELOADED = {
     "torch": ["torch._dynamo", "torch.nn.parallel", "shardio.loading.loader", "shardio.augment"],
     "lightning": ["lightning.pytorch"],
     "accelerate": ["accelerate"],
+    "torchmetrics": ["torchmetrics.classification"],
     "transformers": ["transformers.trainer", "transformers.models.resnet.modeling_resnet"],
 }
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
