@@ -11,7 +11,7 @@ from starts import Starts, needs
 
 PLAIN, METRICS = code_blocks((ROOT / "docs/guide/evaluate.md").read_text(encoding="utf-8"), "python")[:2]
 
-# Process r is rank r of groups of every size: of r + 1, ..., 8.
+# Process r is rank r of groups of every size: of r + 1, ..., 5. In some, ranks have an empty last batch.
 SCRIPT = """
 import os, warnings
 import torch, torchmetrics.classification
@@ -34,9 +34,9 @@ with torch.inference_mode():
     scores = model(images.float() / 255)
     expected = torch.nn.functional.cross_entropy(scores, labels), (scores.argmax(1) == labels).float().mean()
 store = dist.FileStore("store")
-for size in range(rank + 1, 9):
+for size in range(rank + 1, 6):
     dist.init_process_group("gloo", store=dist.PrefixStore(str(size), store), rank=rank, world_size=size)
-    for batch_size in range(1, 10):
+    for batch_size in (1, 3, 8, 9):
         with ShardLoader("out/", batch_size, **options) as val:
             for names in examples:
                 found = names["evaluate"](model, val)
@@ -53,4 +53,4 @@ def test_the_examples_of_the_page_are_right_on_any_number_of_ranks(
     script = tmp_path / "evaluate.py"
     # The blocks make a loader of their own, too, of the whole set.
     script.write_text(SCRIPT.format(plain=PLAIN, metrics=METRICS), encoding="utf-8")
-    assert starts.run(script, folder=tmp_path, ranks=8) == [0] * 8, starts.said()
+    assert starts.run(script, folder=tmp_path, ranks=5) == [0] * 5, starts.said()
