@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +19,8 @@ import pytest
 from command import printed_by
 from deadlines import must_not_block, until
 from disks import failing
+from hooks import call_before
+from places import CHAOS
 
 from shardio.cache import folder as module
 from shardio.cache import leases
@@ -33,11 +34,8 @@ A, B, C = ("a" * 64, "b" * 64, "c" * 64)
 
 
 @pytest.fixture
-def cache() -> Iterator[Cache]:
-    # pytest's folders are for its user alone, and shared with other runs. All may enter this one.
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0o755)
-        yield Cache(Path(folder) / "cache")
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
 
 
 def put_copy(cache: Cache, digest: str, nbytes: int = 1000, used: float = 0, complete: bool = True) -> Path:
@@ -134,30 +132,19 @@ def test_only_digests_name_copies(cache: Cache, digest: str) -> None:
 # --- leases ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_copy_that_is_held_is_not_evicted_and_its_holder_is_told(cache: Cache) -> None:
-    path = put_copy(cache, A)
-    with cache.lease(A), cache.lease(A):
-        report = cache.evict(keep=0)
-        assert report.removed == ()
-        (kept,) = report.kept
-        assert (kept.digest, kept.in_use, kept.processes) == (A, True, (os.getpid(),))
-        assert report.nbytes == kept.nbytes == 1000
-    assert path.exists()
-    assert [copy.digest for copy in cache.evict(keep=0).removed] == [A]
-    assert os.listdir(cache.folder) == [MARKER_NAME]
-
-
 def test_a_lease_dies_with_its_process(cache: Cache) -> None:
     put_copy(cache, A)
     with another_process(f"lease = Cache(sys.argv[1]).lease({A!r})", cache.folder) as process:
-        (copy,) = cache.copies()
-        assert copy.processes == (process.pid,)
-        assert not cache.evict(keep=0).removed
+        report = cache.evict(keep=0)
+        (kept,) = report.kept
+        assert (report.removed, kept.in_use, kept.processes) == ((), True, (process.pid,))
+        assert report.nbytes == kept.nbytes == 1000
         process.send_signal(signal.SIGKILL)
         process.wait()
     (copy,) = cache.copies()
     assert (copy.in_use, copy.processes) == (False, ())
-    assert cache.evict(keep=0).removed
+    assert [copy.digest for copy in cache.evict(keep=0).removed] == [A]
+    assert os.listdir(cache.folder) == [MARKER_NAME]
 
 
 def test_a_forked_process_keeps_the_lease_that_its_parent_has_closed(cache: Cache) -> None:
@@ -220,14 +207,12 @@ def test_a_whole_copy_on_a_read_only_filesystem_is_used_without_lock_files(
     for digest in (A, B):
         put_copy(cache, digest, complete=digest == A)
         (cache.folder / f"{digest}.lock").unlink()
-    real = os.open
 
-    def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
+    def read_only(path: Path, flags: int, mode: int = 0o777) -> None:
         if flags & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-        return real(path, flags, mode)
 
-    monkeypatch.setattr(os, "open", read_only)
+    call_before(monkeypatch, os, "open", read_only)
     with cache.lease(A) as lease:
         lease.keep()
         assert lease.is_complete()
@@ -239,15 +224,14 @@ def test_a_lock_file_that_was_removed_between_its_opening_and_its_lock_is_opened
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_copy(cache, A)
-    real, calls = fcntl.flock, []
+    calls: list[int] = []
 
-    def flock(descriptor: int, how: int) -> None:
+    def note(descriptor: int, how: int) -> None:
         calls.append(how)
         if len(calls) == 1:
             assert Cache(cache.folder).evict(keep=0).removed
-        real(descriptor, how)
 
-    monkeypatch.setattr(fcntl, "flock", flock)
+    call_before(monkeypatch, fcntl, "flock", note)
     with cache.lease(A) as lease:
         monkeypatch.undo()
         assert calls.count(fcntl.LOCK_SH | fcntl.LOCK_NB) == 2
@@ -304,110 +288,23 @@ def test_a_forked_process_does_not_keep_others_from_filling(cache: Cache) -> Non
             filling.close()
 
 
-def as_nobody(cache: Cache, *expressions: str) -> list[str]:
-    """Returns the result or error of each expression on `cache`, as text, for a user who owns nothing."""
-    if os.geteuid():
-        pytest.skip("only root can become another user")
-    code = """
-import os, sys
-from shardio.cache.folder import Cache
-cache = Cache(sys.argv[1])
-os.setgroups([])
-os.setgid(65534)
-os.setuid(65534)
-for expression in sys.argv[2:]:
-    try:
-        print(eval(expression))
-    except OSError as error:
-        print(type(error).__name__, os.path.basename(error.filename))
-"""
-    return printed_by("-c", code, cache.folder, *expressions).splitlines()
-
-
-def test_a_user_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> None:
-    put_copy(cache, A)
-    held, fill = f"(held := cache.lease('{A}')).is_complete(), cache.copies()[0].in_use", f"PermissionError {A}.fill"
-    begin = f"cache.lease('{A}').try_filling('')"
-    assert as_nobody(cache, held, f"cache.lease('{B}')", begin) == ["(True, True)", f"PermissionError {B}.lock", fill]
-    assert as_nobody(cache, "[copy.nbytes for copy in cache.evict(keep=0).kept]") == ["[1000]"]
-    with cache.lease(A) as lease:
-        filling = lease.try_filling("")
-        assert as_nobody(cache, begin) == ["None"]
-        assert filling is not None
-        filling.close()
-    assert as_nobody(cache, begin) == [fill]
-    assert digests(cache) == {A}
-    # /tmp has such permissions: the kernel lets no user open another user's file there with O_CREAT.
-    cache.folder.chmod(0o1777)
-    others = f"cache.lease('{B}').try_filling('') is not None"
-    assert as_nobody(cache, begin, others, "len(cache.evict(keep=0).kept)") == [fill, "True", "1"]
-
-
-def test_in_a_groups_cache_a_copy_that_may_be_renamed_but_not_emptied_is_kept_as_it_is(cache: Cache) -> None:
-    path = put_copy(cache, A)
-    path.chmod(0o755)
-    if not os.geteuid():
-        os.chown(cache.folder, -1, 65534)
-    cache.folder.chmod(0o2775)
-    before = set(os.listdir(cache.folder))
-    found = as_nobody(
-        cache,
-        f"cache.may_remove('{A}'), cache.may_remove('{B}')",
-        "[copy.in_use for copy in cache.evict(keep=0).kept]",
-    )
-    assert found == ["(False, True)", "[False]"]
-    assert set(os.listdir(cache.folder)) == before
-    assert (path / "train-00000.npy").exists()
-    os.chown(path, -1, 65534)
-    path.chmod(0o2775)
-    assert as_nobody(cache, "len(cache.evict(keep=0).removed)") == ["1"]
-    assert os.listdir(cache.folder) == [MARKER_NAME]
-
-
-def test_another_user_removes_neither_a_copy_under_a_sticky_bit_nor_one_that_is_hidden(cache: Cache) -> None:
-    path = put_copy(cache, A)
-    cache.folder.chmod(0o1777)
-    path.chmod(0o777)
-    assert as_nobody(cache, f"cache.may_remove('{A}')") == ["False"]
-    os.chown(path, 65534, -1)
-    assert as_nobody(cache, f"cache.may_remove('{A}')") == ["True"]
-    os.chown(path, 0, -1)
-    path.chmod(0o700)
-    (cache.folder / f"{A}.lock").chmod(0o600)
-    expression = "[(copy.in_use, copy.nbytes, copy.complete) for copy in cache.evict(keep=-1).kept]"
-    assert as_nobody(cache, expression) == ["[(True, 0, False)]"]
-    assert digests(cache) == {A}
-
-
-def test_a_lock_can_be_opened_by_all_whatever_the_umask(cache: Cache) -> None:
-    before = os.umask(0o077)
-    try:
-        cache.lease(A).close()
-    finally:
-        os.umask(before)
-    assert (cache.folder / f"{A}.lock").stat().st_mode & 0o777 == 0o644
-    cache.folder.chmod(0o1777)
-    assert as_nobody(cache, f"cache.lease('{A}').is_complete()") == ["False"]
-
-
 def test_a_lock_that_another_user_makes_at_the_same_moment_is_opened(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.lease(B).close()
-    real, flags_of_lock = os.open, []
+    flags_of_lock: list[int] = []
 
-    def late(path: Path, flags: int, mode: int = 0o777) -> int:
+    def late(path: Path, flags: int, mode: int = 0o777) -> None:
         if not str(path).endswith(f"{A}.lock"):
-            return real(path, flags, mode)
+            return
         flags_of_lock.append(flags)
         if len(flags_of_lock) == 1:
             Path(path).write_bytes(b"")
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         if flags & os.O_CREAT and not flags & os.O_EXCL:  # fs.protected_regular does that
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return real(path, flags, mode)
 
-    monkeypatch.setattr(os, "open", late)
+    call_before(monkeypatch, os, "open", late)
     cache.lease(A).close()
     assert len(flags_of_lock) == 3
 
@@ -428,32 +325,33 @@ def test_locks_of_a_copy_that_was_not_begun_stay_only_while_they_are_held(cache:
 # --- what another user has put there ---------------------------------------------------------------------------------
 
 
-def a_fifo(path: Path) -> None:
-    os.mkfifo(path)
+PUT: dict[str, Callable[[Path], object]] = {
+    "FIFO": os.mkfifo,
+    "symbolic link": lambda path: path.symlink_to("precious"),
+    "folder": Path.mkdir,
+    "second name": lambda path: path.hardlink_to(path.with_name("precious")),
+}
 
 
-def a_symbolic_link(path: Path) -> None:
-    (path.parent / "elsewhere").write_bytes(b"precious")
-    path.symlink_to("elsewhere")
+@pytest.fixture
+def precious(cache: Cache) -> Iterator[None]:
+    """A file of another user, which stays as it is."""
+    cache.lease(A).close()
+    path = cache.folder / "precious"
+    path.write_bytes(b"precious")
+    yield
+    assert path.read_bytes() == b"precious"
 
 
-def a_folder(path: Path) -> None:
-    path.mkdir()
-
-
-HOSTILE = [a_fifo, a_symbolic_link, a_folder]
-
-
-@pytest.mark.parametrize("put", HOSTILE)
-def test_what_is_no_lock_is_refused_by_name_and_keeps_no_other_copy_from_use(
-    cache: Cache, put: Callable[[Path], None]
-) -> None:
+@pytest.mark.usefixtures("precious")
+@pytest.mark.parametrize("kind", ["FIFO", "symbolic link", "folder"])
+def test_what_is_no_lock_is_refused_by_name_and_keeps_no_other_copy_from_use(cache: Cache, kind: str) -> None:
     path, other = put_copy(cache, A), put_copy(cache, B)
     lock = cache.folder / f"{A}.lock"
     lock.unlink()
     for place in (lock, cache.folder / f"{C}.lock", cache.folder / f".{C}.0123.evicted"):
-        put(place)
-    words = f"(?i){A}.lock: expected a regular file, found {put.__name__.replace('_', ' ')}: .* Remove it, or choose"
+        PUT[kind](place)
+    words = f"{A}.lock: expected a regular file, found a {kind}: .* Remove it, or choose"
     with must_not_block():
         with pytest.raises(CacheError, match=words):
             cache.lease(A)
@@ -470,34 +368,25 @@ def test_what_is_no_lock_is_refused_by_name_and_keeps_no_other_copy_from_use(
     assert not other.exists()
 
 
-def a_second_name(path: Path) -> None:
-    (path.parent.parent / "elsewhere").write_bytes(b"precious")
-    os.link(path.parent.parent / "elsewhere", path)
-
-
-@pytest.mark.parametrize("put", [*HOSTILE, a_second_name])
-def test_what_is_no_fill_file_is_refused_and_the_copy_can_be_used_and_evicted(
-    cache: Cache, put: Callable[[Path], None]
-) -> None:
+@pytest.mark.usefixtures("precious")
+@pytest.mark.parametrize("kind", PUT)
+def test_what_is_no_fill_file_is_refused_and_the_copy_can_be_used_and_evicted(cache: Cache, kind: str) -> None:
     put_copy(cache, A)
-    put(cache.folder / f"{A}.fill")
+    PUT[kind](cache.folder / f"{A}.fill")
     with must_not_block():
         with cache.lease(A) as lease, pytest.raises(CacheError, match=rf"{A}\.fill: expected a regular file, found"):
             lease.try_filling("")
         assert [(copy.source, copy.problem) for copy in cache.copies()] == [("", "")]
         assert [copy.digest for copy in cache.evict(keep=0).removed] == [A]
-    assert digests(cache) == set()
-    elsewhere = [path for path in (cache.folder / "elsewhere", cache.folder.parent / "elsewhere") if path.exists()]
-    assert all(path.read_bytes() == b"precious" for path in elsewhere)
+    assert cache.copies() == []
 
 
-@pytest.mark.parametrize("put", [a_fifo, a_symbolic_link])
-def test_what_is_no_folder_is_no_copy_and_nothing_is_written_through_it(
-    cache: Cache, put: Callable[[Path], None]
-) -> None:
+@pytest.mark.usefixtures("precious")
+@pytest.mark.parametrize("kind", ["FIFO", "symbolic link"])
+def test_what_is_no_folder_is_no_copy_and_nothing_is_written_through_it(cache: Cache, kind: str) -> None:
     put_copy(cache, B)
-    put(cache.folder / A)
-    with must_not_block(), pytest.raises(CacheError, match=f"{A}: expected the folder of a copy, found a"):
+    PUT[kind](cache.folder / A)
+    with must_not_block(), pytest.raises(CacheError, match=f"{A}: expected the folder of a copy, found a {kind}"):
         cache.lease(A)
     assert digests(cache) == {B}
     assert [copy.digest for copy in cache.evict(keep=0).removed] == [B]
@@ -511,16 +400,12 @@ def test_a_link_that_takes_the_place_of_a_copy_while_it_is_evicted_leads_to_no_o
     other, path = tmp_path / "other", put_copy(cache, A)
     other.mkdir()
     (other / "precious").touch()
-    holder: Any = Path if step == "rename" else module
-    real = getattr(holder, step)
 
-    def exchange(source: Path, *args: Any) -> Any:
-        monkeypatch.setattr(holder, step, real)
+    def exchange(source: Path, *_: object) -> None:
         source.rename(tmp_path / "moved")
         source.symlink_to(other)
-        return real(source, *args)
 
-    monkeypatch.setattr(holder, step, exchange)
+    call_before(monkeypatch, Path if step == "rename" else module, step, exchange, once=True)
     assert [copy.digest for copy in cache.evict(keep=0).removed] == [A]
     assert not path.exists()
     assert os.listdir(other) == ["precious"]
@@ -691,3 +576,54 @@ def test_a_copy_is_gone_once_it_is_renamed_though_not_all_of_it_can_be_removed(
     assert cache.copies() == []
     cache.sweep()
     assert os.listdir(cache.folder) == [MARKER_NAME]
+
+
+# --- processes that stage, read and evict at once, and are killed ----------------------------------------------------
+
+
+def test_processes_that_stage_and_evict_at_once_make_one_copy_and_lose_none(tmp_path: Path) -> None:
+    words = ("--rounds", "6", "--processes", "10", "--seed", "1", "--folder", tmp_path)
+    printed = printed_by(CHAOS / "race_stage.py", *words)
+    assert printed.endswith("\n6 rounds of staging, 6 of eviction, 0 violations\n")
+    counts = re.findall(r"(\d+) (?:files copied|processes served|killed|copies evicted)", printed)
+    assert len(counts) == 4
+    assert "0" not in counts
+    assert not list(tmp_path.iterdir())
+
+
+CARELESS = """
+import fcntl, os, time
+import race_stage
+from shardio.cache import filler, folder, leases, partial_copy
+from shardio.system import opening
+def unlocked(*some):
+    return opening.open_file(os.devnull, os.O_RDONLY)
+def take(paths):
+    lock = paths.open_lock()
+    time.sleep(0.01)  # or it would take more rounds
+    fcntl.flock(lock.fileno(), fcntl.LOCK_SH)
+    return lock
+{fault}
+counts = race_stage.race_stagings(48, 16, seed=3, say=lambda line: None, until_noticed={noticed!r})
+print("".join(text + "\\n" for text in counts.violations))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "noticed"),
+    [
+        ("leases.CopyPaths.lock_alone = unlocked", "a process ended with"),
+        ("leases._lock_shared = take", "a process ended with"),  # a lock on a file that is gone
+        ("leases.Lease.try_filling = unlocked", "the copy was completed|a process ended with"),
+        ("partial_copy.part_of = lambda folder, entry: folder / entry.file", "the copy has other bytes"),
+        ("filler.remove_parts = lambda folder: None", "left after the next start: .*blocks"),
+        ("folder._remove_trash = lambda path: None", "left when all could be evicted: .*evicted"),
+        ("leases.CopyPaths.remove_locks = lambda self: None", "left when all could be evicted: .*lock"),
+    ],
+)
+def test_a_cache_that_is_not_careful_is_noticed(fault: str, noticed: str) -> None:
+    # Processes must meet, or be killed, at the right moment: that takes a few rounds, and by chance many.
+    printed = printed_by("-c", CARELESS.format(fault=fault, noticed=noticed))
+    assert re.search(noticed, printed), printed
+    # These errors would be mistakes in the code of the fault.
+    assert not re.search("AttributeError|NameError|TypeError", printed), printed

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from deadlines import until
 from disks import failing
 from folders import flip
+from hooks import call_before
 from pictures import sample_pixels
 
 from shardio.augment.transforms import CenterCrop
@@ -24,11 +29,15 @@ from shardio.cache import partial_copy
 from shardio.cache import partial_set as partialset
 from shardio.cache import stage as staging
 from shardio.cache.folder import Cache
-from shardio.errors import CacheError, FormatError, SetNotFoundError
+from shardio.cache.partial_copy import PartialCopy, remove_parts
+from shardio.cache.partial_set import PartialSet, PartialTable
+from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
+from shardio.kernels.rowcopy import Windows
 from shardio.loading.loader import ShardLoader
 from shardio.sets.storage import FolderStorage
+from shardio.system.opening import FolderHandle
 
 NUM_SAMPLES = 95  # in shards of ten
 
@@ -58,19 +67,16 @@ class Gate:
         self.held: list[str] = []
         self.copied: list[str] = []
         self.fetched: list[str] = []
-        real = FolderStorage.read_into
+        call_before(monkeypatch, FolderStorage, "read_into", self._note)
 
-        def read_into(storage: FolderStorage, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-            if threading.current_thread().name.startswith("shardio-stage"):
-                if not entry.file.endswith("-index.npy"):
-                    self.held.append(entry.file)
-                    self.opened.wait(60)
-                self.copied.append(entry.file)
-            else:
-                self.fetched.append(entry.file)
-            real(storage, entry, offset, buffer)
-
-        monkeypatch.setattr(FolderStorage, "read_into", read_into)
+    def _note(self, _: FolderStorage, entry: FileEntry, *__: object) -> None:
+        if threading.current_thread().name.startswith("shardio-stage"):
+            if not entry.file.endswith("-index.npy"):
+                self.held.append(entry.file)
+                self.opened.wait(60)
+            self.copied.append(entry.file)
+        else:
+            self.fetched.append(entry.file)
 
 
 @pytest.fixture
@@ -108,10 +114,7 @@ def test_training_begins_before_anything_is_copied_and_ends_on_the_copy(src: Pat
         assert loader.stats()["read_nbytes"] == 88 * 90
         gate.opened.set()
         wait_for(loader)
-        assert (
-            f"was not complete, or not readable, when reading began: missing shards are read from {src}"
-            in loader.stats()["io_reason"]
-        )
+        assert f"missing shards are read from {src}" in loader.stats()["io_reason"]
         gate.fetched.clear()
         second = read_epoch(loader)
         assert loader.stats()["io"] == "mmap"
@@ -120,6 +123,12 @@ def test_training_begins_before_anything_is_copied_and_ends_on_the_copy(src: Pat
         for here, there in zip(second, plain, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
         assert loader.stats()["staging"]["path"] == str(cache / loader.shards.digest)
+    gate.copied.clear()
+    with loaded(src, cache) as loader:
+        read_epoch(loader)
+        assert (loader.stats()["staging"]["state"], loader.stats()["io"]) == ("complete", "mmap")
+        assert loader.shards.path == cache / loader.shards.digest
+    assert not [*gate.copied, *gate.fetched]
 
 
 def test_a_set_that_is_being_copied_is_pickled_as_its_source_and_then_as_the_copy(
@@ -138,8 +147,7 @@ def test_a_set_that_is_being_copied_is_pickled_as_its_source_and_then_as_the_cop
 def test_shards_are_copied_in_the_order_in_which_they_are_needed(src: Path, cache: Path, gate: Gate) -> None:
     first = [93, 3, 47, *range(20, 25)]
     with loaded(src, cache, shuffle=False, indices=[*first, *range(80, 88)], num_threads=1) as loader:
-        while len(gate.held) < 4:  # as many as there are threads: each has one
-            time.sleep(0.001)
+        until(lambda: len(gate.held) == 4)  # as many as there are threads: each has one
         gate.opened.set()
         wait_for(loader)
     shards = [file for file in gate.held if file.startswith("train-0")]
@@ -147,42 +155,22 @@ def test_shards_are_copied_in_the_order_in_which_they_are_needed(src: Path, cach
     assert len(shards) == 10
 
 
-def test_a_complete_copy_is_read_as_any_set_and_the_source_is_not(src: Path, cache: Path, gate: Gate) -> None:
-    gate.opened.set()
-    digest = staging.stage(src, cache).digest
-    gate.copied.clear()
-    with loaded(src, cache) as loader:
-        read_epoch(loader)
-        assert loader.stats()["staging"]["state"] == "complete"
-        assert loader.stats()["io"] == "mmap"
-        assert loader.shards.path == cache / digest
-    assert not gate.copied
-    assert not gate.fetched
-
-
-def test_without_room_training_goes_on_and_says_so(src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cache, "free_nbytes", lambda cache: 1000)
-    with pytest.warns(RuntimeWarning, match=r"training continues, .* without a copy: .*expected room for"):
+@pytest.mark.parametrize("fault", ["no room", "the cache cannot be made", "its copy cannot be locked"])
+def test_without_a_copy_training_goes_on_and_says_so(
+    src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    if fault == "no room":
+        monkeypatch.setattr(Cache, "free_nbytes", lambda cache: 1000)
+    elif fault == "the cache cannot be made":
+        cache.touch()
+    else:
+        monkeypatch.setattr(Cache, "lease", failing(errno.EACCES))
+    with pytest.warns(RuntimeWarning, match="training continues, .* without a copy: .*(expected room for|Errno)"):
         loader = wait_for(loaded(src, cache), "failed")
     with loader:
         read_epoch(loader)
         read_epoch(loader)
-        assert loader.stats()["io"] == "staged"
-
-
-@pytest.mark.parametrize("fault", ["the cache cannot be made", "its copy cannot be locked"])
-def test_without_a_cache_training_goes_on_and_says_so(
-    src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    if fault == "the cache cannot be made":
-        cache.touch()
-    else:
-        monkeypatch.setattr(Cache, "lease", failing(errno.EACCES))
-    with pytest.warns(RuntimeWarning, match="training continues, .* without a copy: .*Errno"):
-        loader = loaded(src, cache)
-    with loader:
-        read_epoch(loader)
-        assert loader.stats()["staging"]["state"].startswith("failed")
+        assert (loader.stats()["io"] == "staged") == (fault == "no room")
 
 
 def test_samples_that_do_not_fit_on_the_disk_are_not_waited_for(
@@ -190,9 +178,8 @@ def test_samples_that_do_not_fit_on_the_disk_are_not_waited_for(
 ) -> None:
     monkeypatch.setattr(partial_copy, "lock_at_once", failing(errno.ENOSPC))
     with loaded(src, cache) as loader:
-        while len(gate.held) < 4:  # what the copying threads are held up at
-            time.sleep(0.01)
-        copy = partial_copy.PartialCopy.find(cache / loader.shards.digest, load_manifest(src))
+        until(lambda: len(gate.held) == 4)  # what the copying threads are held up at
+        copy = PartialCopy.find(cache / loader.shards.digest, load_manifest(src))
         assert copy is not None
         coming = int((copy.states == partial_copy.COMING).sum())
         read_epoch(loader)
@@ -259,20 +246,21 @@ def test_a_damaged_source_costs_the_copy_nothing(src: Path, cache: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("file", "place"),
-    [("train-00003.npy", None), ("train-00003.npy", 0), ("train-index.npy", 0), ("train-index.npy", 4096)],
+    ("file", "harm"),
+    [
+        ("train-00003.npy", Path.unlink),
+        ("train-00003.npy", lambda path: flip(path, 0)),
+        ("train-index.npy", lambda path: flip(path, 4096)),
+    ],
+    ids=["missing", "header", "label"],
 )
 def test_a_copy_that_opening_refuses_is_mended_while_training_goes_on(
-    src: Path, cache: Path, gate: Gate, file: str, place: int | None
+    src: Path, cache: Path, gate: Gate, file: str, harm: Callable[[Path], object]
 ) -> None:
-    """At byte 4096 lies the label of sample 0."""
     gate.opened.set()
     path = Path(staging.stage(src, cache).path)
     gate.opened.clear()
-    if place is None:
-        (path / file).unlink()
-    else:
-        flip(path / file, place)
+    harm(path / file)
     with loaded(src, cache) as loader:
         read_epoch(loader)
         gate.opened.set()
@@ -285,18 +273,15 @@ def test_a_copy_that_opening_refuses_is_mended_while_training_goes_on(
 def test_a_server_that_is_away_is_an_error_until_it_is_back(
     src: Path, cache: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = FolderStorage.read_into
-
-    def away(storage: FolderStorage, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+    def away(_: FolderStorage, entry: FileEntry, *__: object) -> None:
         if threading.current_thread().name.startswith("shardio-gather"):
             raise OSError(errno.EHOSTUNREACH, "the server is away", entry.file)
-        real(storage, entry, offset, buffer)
 
     with loaded(src, cache) as loader:
-        monkeypatch.setattr(FolderStorage, "read_into", away)
-        with pytest.raises(OSError, match="the server is away"):
-            list(loader)
-        monkeypatch.setattr(FolderStorage, "read_into", real)
+        with monkeypatch.context() as patch:
+            call_before(patch, FolderStorage, "read_into", away)
+            with pytest.raises(OSError, match="the server is away"):
+                list(loader)
         assert len(list(loader)) == 11
         gate.opened.set()
 
@@ -337,7 +322,7 @@ def test_a_file_that_was_found_damaged_at_its_source_gives_its_right_samples_and
 ) -> None:
     damage(src / "train-00003.npy")
     if not unfinished_files_are_mapped:  # as with rows of more than a block
-        monkeypatch.setattr(partial_copy.PartialCopy, "find", lambda folder, manifest: None)
+        monkeypatch.setattr(PartialCopy, "find", lambda folder, manifest: None)
     with pytest.warns(RuntimeWarning, match=r"train-00003.npy: .*`shardio repair`"):
         loader = wait_for(loaded(src, cache, transform=transform), "failed")
     with loader:
@@ -353,21 +338,16 @@ def test_a_file_that_was_found_damaged_at_its_source_gives_its_right_samples_and
     assert not list(cache.rglob("train-00003.npy"))
 
 
-def test_what_cannot_be_opened_leaves_no_lease(src: Path, cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(SetNotFoundError, match="expected a split 'test', found train"):
-        loaded(src, cache, split="test")
-    with pytest.raises(FormatError, match=r"expected 0000.*, found .*: this is not the pinned set"):
-        loaded(src, cache, digest="0" * 64)
-    with pytest.raises(ValueError, match="digest must be the 64 lower-case"):
-        loaded(src, cache, digest="latest")
-    with pytest.raises(ValueError, match="io must be one of"):
-        loaded(src, cache, io="fast")
-    with pytest.raises(ValueError, match="at least one batch"):
-        ShardLoader(src, 100, cache=cache, device="cpu")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "precious").touch()
-    with pytest.raises(CacheError, match="precious"):
-        loaded(src, tmp_path / "other")
+def test_what_cannot_be_opened_leaves_no_lease(src: Path, cache: Path) -> None:
+    refused: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"split": "test"}, SetNotFoundError, "'test', found train"),
+        ({"digest": "0" * 64}, FormatError, "not the pinned set"),
+        ({"io": "fast"}, ValueError, "io must be"),
+        ({"indices": [1]}, ValueError, "at least one batch"),
+    ]
+    for options, error, told in refused:
+        with pytest.raises(error, match=told):
+            loaded(src, cache, **options)
     assert not [copy for copy in Cache(cache).copies() if copy.in_use]
 
 
@@ -428,3 +408,158 @@ def _copied(cache: Path) -> object:
         return load_manifest(folder)
     except SetNotFoundError:
         return None
+
+
+# --- the set that is read meanwhile ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Copy:
+    """Files that tests put there."""
+
+    path: Path
+
+    def has(self, entry: FileEntry) -> bool:
+        return (self.path / entry.file).exists()
+
+
+class CountingStorage(FolderStorage):
+    """Notes the reads from afar."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.reads: list[tuple[str, int]] = []
+
+    def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+        self.reads.append((entry.file, len(buffer)))
+        super().read_into(entry, offset, buffer)
+
+
+@pytest.fixture
+def storage(src: Path) -> Iterator[CountingStorage]:
+    storage = CountingStorage(src)
+    yield storage
+    storage.close()
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    (tmp_path / "copy").mkdir()
+    return Copy(tmp_path / "copy")
+
+
+def opened(storage: FolderStorage, copy: Copy) -> PartialSet:
+    return PartialSet(storage, storage.load_manifest(), "train", copy)
+
+
+def shard_files(src: Path) -> list[str]:
+    return [shard.file for shard in load_manifest(src).splits["train"].shards]
+
+
+def assert_whole(shards: PartialSet, rng: np.random.Generator) -> None:
+    indices = rng.permutation(NUM_SAMPLES)
+    out = np.empty((NUM_SAMPLES, 6, 5, 3), np.uint8)
+    shards.gather(indices, out)
+    for index, image in zip(indices.tolist(), out, strict=True):
+        assert np.array_equal(image, sample_pixels(index)), index
+    assert shards.labels_of(indices).tolist() == [i % 7 for i in indices.tolist()]
+    windows = Windows.of_one_size(3, 2, rng.integers(0, 4, NUM_SAMPLES), rng.integers(0, 4, NUM_SAMPLES))
+    cut = np.empty((NUM_SAMPLES, 3, 2, 3), np.uint8)
+    shards.gather(indices, cut, windows)
+    for index, top, left, image in zip(indices.tolist(), windows.tops, windows.lefts, cut, strict=True):
+        assert np.array_equal(image, sample_pixels(index)[top : top + 3, left : left + 2]), index
+
+
+def test_every_state_of_the_copy_gives_the_same_samples(src: Path, storage: CountingStorage, copy: Copy) -> None:
+    rng = np.random.default_rng(1)
+    shards = opened(storage, copy)
+    assert_whole(shards, rng)
+    for file in rng.permutation(shard_files(src)):
+        shutil.copyfile(src / file, copy.path / file)
+        storage.reads.clear()
+        assert_whole(shards, rng)
+        assert file not in [name for name, _ in storage.reads]
+    assert not storage.reads
+    assert not shards.look()
+    shutil.copyfile(src / "train-index.npy", copy.path / "train-index.npy")
+    assert_whole(opened(storage, copy), rng)
+    assert not storage.reads
+
+
+def test_only_the_lines_of_a_window_are_read_from_afar(storage: CountingStorage, copy: Copy) -> None:
+    shards = opened(storage, copy)
+    storage.reads.clear()
+    shards.gather(
+        np.array([12]), np.empty((1, 2, 5, 3), np.uint8), Windows.of_one_size(2, 5, np.array([3]), np.array([0]))
+    )
+    assert storage.reads == [("train-00001.npy", 2 * 5 * 3)]
+
+
+def test_an_index_that_was_damaged_is_refused(src: Path, storage: CountingStorage, copy: Copy) -> None:
+    flip(src / "train-index.npy", 5000)
+    with pytest.raises(FormatError, match=r"train-index\.npy: sha256"):
+        opened(storage, copy)
+
+
+def test_a_storage_that_fails_names_the_sample(
+    storage: CountingStorage, copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = opened(storage, copy)
+
+    def refuse(entry: FileEntry, offset: int, buffer: memoryview) -> None:
+        raise OSError(errno.EIO, "reading failed", storage.path_of(entry))
+
+    monkeypatch.setattr(storage, "read_into", refuse)
+    with pytest.raises(OSError, match=r"sample 31: reading failed: '.*train-00003.npy'"):
+        shards.gather(np.array([31]), np.empty((1, 6, 5, 3), np.uint8))
+
+
+def test_threads_read_while_shards_come(src: Path, storage: CountingStorage, copy: Copy) -> None:
+    shards = opened(storage, copy)
+    done = threading.Event()
+
+    def read(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        while not done.is_set():
+            assert_whole(shards, rng)
+
+    with ThreadPoolExecutor(4) as pool:
+        readers = [pool.submit(read, seed) for seed in range(4)]
+        for file in shard_files(src):
+            # A filler copies like this: under another name first.
+            shutil.copyfile(src / file, copy.path / ".half")
+            os.rename(copy.path / ".half", copy.path / file)
+        done.set()
+        for reader in readers:
+            reader.result()
+    assert not shards.look()
+
+
+def test_a_look_of_another_thread_that_finds_the_copy_just_finished_disturbs_no_reader(
+    src: Path, storage: CountingStorage, copy: Copy
+) -> None:
+    manifest = load_manifest(src)
+    with FolderHandle(copy.path) as folder:
+        PartialCopy.begin(folder, manifest, manifest.files)
+        shards = opened(storage, copy)
+        remove_parts(folder)
+    table = shards.mapped()
+    assert isinstance(table, PartialTable)
+    assert table._map_unfinished() is None
+    assert table._partial is not None
+    assert_whole(shards, np.random.default_rng(1))
+
+
+def test_what_is_copied_is_not_asked_for_at_every_batch(
+    src: Path, storage: CountingStorage, copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = opened(storage, copy)
+    looks: list[PartialTable] = []
+    monkeypatch.setattr(partialset, "_LOOK_SECONDS", 1000.0)
+    monkeypatch.setattr(PartialTable, "look", lambda table: looks.append(table))
+    for _ in range(3):
+        shards.gather(np.array([0]), np.empty((1, 6, 5, 3), np.uint8))
+    assert not looks
+    monkeypatch.setattr(partialset, "_LOOK_SECONDS", -1.0)
+    shards.gather(np.array([0]), np.empty((1, 6, 5, 3), np.uint8))
+    assert looks

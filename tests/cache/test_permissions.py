@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command import run_python, shardio
+from disks import raising
 from folders import contents
 from plain_sets import make_plain_set
 
@@ -23,6 +24,7 @@ from shardio.sets.storage import FolderStorage
 
 ALICE, BOB = 54321, 54322
 GROUP = 54320
+A, B = "a" * 64, "b" * 64
 
 
 @pytest.fixture
@@ -31,6 +33,13 @@ def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         Path(name).chmod(0o755)
         yield Path(name)
+
+
+@pytest.fixture(autouse=True)
+def usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture
@@ -100,11 +109,8 @@ def test_in_a_shared_cache_copies_and_locks_get_the_permissions_of_the_cache(
     src: Path, folder: Path, umask: int, mode: int, folder_mode: int, file_mode: int
 ) -> None:
     cache = make_cache(folder, mode)
-    before = os.umask(umask)
-    try:
-        copy = Path(stage(src, cache).path)
-    finally:
-        os.umask(before)
+    os.umask(umask)
+    copy = Path(stage(src, cache).path)
     assert stat.S_IMODE(copy.stat().st_mode) == folder_mode
     assert modes(copy) == {file_mode}
     assert modes(cache) == {folder_mode, file_mode}
@@ -115,11 +121,8 @@ def test_in_a_shared_cache_copies_and_locks_get_the_permissions_of_the_cache(
 
 def test_in_a_cache_of_one_user_the_umask_holds_for_copies_and_not_for_their_locks(src: Path, folder: Path) -> None:
     cache = make_cache(folder, 0o755)
-    before = os.umask(0o077)
-    try:
-        report = stage(src, cache)
-    finally:
-        os.umask(before)
+    os.umask(0o077)
+    report = stage(src, cache)
     assert modes(Path(report.path)) == {0o600}
     assert stat.S_IMODE((cache / f"{report.digest}.lock").stat().st_mode) == 0o644
 
@@ -128,18 +131,10 @@ def test_unfinished_files_of_a_group_are_completed_by_another_member(
     src: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, manifest = make_cache(folder, 0o2775), load_manifest(src)
-    before = os.umask(0o077)
-
-    def end(*_: object) -> None:
-        raise InterruptedError
-
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(PartialCopy, "finish", end)
-            with Cache(cache).lease(manifest.digest) as lease, pytest.raises(InterruptedError):
-                CopyFiller(FolderStorage(src), manifest, lease).run()
-    finally:
-        os.umask(before)
+    os.umask(0o077)
+    monkeypatch.setattr(PartialCopy, "finish", raising(InterruptedError))
+    with Cache(cache).lease(manifest.digest) as lease, pytest.raises(InterruptedError):
+        CopyFiller(FolderStorage(src), manifest, lease).run()
     assert len(list(lease.path.glob(".*"))) == 4  # the states of blocks, an index, two shards
     assert modes(lease.path) == {0o664}
     assert as_user(BOB, STAGE, src, cache) == f"{lease.path}\n"
@@ -163,18 +158,97 @@ def test_permissions_of_a_copy_are_mended_when_its_owner_stages_it_again(src: Pa
     assert modes(copy) == {0o644}
 
 
+# --- what others may do ----------------------------------------------------------------------------------------------
+
+
+def as_nobody(cache: Cache, *expressions: str) -> list[str]:
+    """Returns the result or error of each expression on `cache`, as text, for a user who owns nothing."""
+    code = """
+from shardio.cache.folder import Cache
+cache = Cache(sys.argv[1])
+for expression in sys.argv[2:]:
+    try:
+        print(eval(expression))
+    except OSError as error:
+        print(type(error).__name__, os.path.basename(error.filename))
+"""
+    return as_user(65534, code, cache.folder, *expressions).splitlines()
+
+
+@pytest.fixture
+def cache(folder: Path) -> Cache:
+    """A cache with a copy named A, of 1000 bytes. All may enter and read both."""
+    cache = Cache(folder / "cache")
+    with cache.lease(A) as lease:
+        lease.path.mkdir(0o755)
+        for name, nbytes in (("train-00000.npy", 1000), ("manifest.json", 0)):
+            (lease.path / name).write_bytes(bytes(nbytes))
+    return cache
+
+
+def test_a_user_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> None:
+    held, fill = f"(held := cache.lease('{A}')).is_complete(), cache.copies()[0].in_use", f"PermissionError {A}.fill"
+    begin = f"cache.lease('{A}').try_filling('')"
+    assert as_nobody(cache, held, f"cache.lease('{B}')", begin) == ["(True, True)", f"PermissionError {B}.lock", fill]
+    assert as_nobody(cache, "[copy.nbytes for copy in cache.evict(keep=0).kept]") == ["[1000]"]
+    with cache.lease(A) as lease:
+        filling = lease.try_filling("")
+        assert as_nobody(cache, begin) == ["None"]
+        assert filling is not None
+        filling.close()
+    assert as_nobody(cache, begin) == [fill]
+    assert [copy.digest for copy in cache.copies()] == [A]
+    # /tmp has such permissions: the kernel lets no user open another user's file there with O_CREAT.
+    cache.folder.chmod(0o1777)
+    others = f"cache.lease('{B}').try_filling('') is not None"
+    assert as_nobody(cache, begin, others, "len(cache.evict(keep=0).kept)") == [fill, "True", "1"]
+
+
+def test_in_a_groups_cache_a_copy_that_may_be_renamed_but_not_emptied_is_kept_as_it_is(cache: Cache) -> None:
+    path = cache.folder / A
+    if not os.geteuid():
+        os.chown(cache.folder, -1, 65534)
+    cache.folder.chmod(0o2775)
+    before = set(os.listdir(cache.folder))
+    found = as_nobody(
+        cache,
+        f"cache.may_remove('{A}'), cache.may_remove('{B}')",
+        "[copy.in_use for copy in cache.evict(keep=0).kept]",
+    )
+    assert found == ["(False, True)", "[False]"]
+    assert set(os.listdir(cache.folder)) == before
+    assert (path / "train-00000.npy").exists()
+    os.chown(path, -1, 65534)
+    path.chmod(0o2775)
+    assert as_nobody(cache, "len(cache.evict(keep=0).removed)") == ["1"]
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+
+
+def test_another_user_removes_neither_a_copy_under_a_sticky_bit_nor_one_that_is_hidden(cache: Cache) -> None:
+    path = cache.folder / A
+    cache.folder.chmod(0o1777)
+    path.chmod(0o777)
+    assert as_nobody(cache, f"cache.may_remove('{A}')") == ["False"]
+    os.chown(path, 65534, -1)
+    assert as_nobody(cache, f"cache.may_remove('{A}')") == ["True"]
+    os.chown(path, 0, -1)
+    path.chmod(0o700)
+    (cache.folder / f"{A}.lock").chmod(0o600)
+    expression = "[(copy.in_use, copy.nbytes, copy.complete) for copy in cache.evict(keep=-1).kept]"
+    assert as_nobody(cache, expression) == ["[(True, 0, False)]"]
+    assert [copy.digest for copy in cache.copies()] == [A]
+
+
 # --- what others are told --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hidden", ["the folder", "the manifest", "a shard"])
+@pytest.mark.parametrize("hidden", [".", "manifest.json", "train-00001.npy"])
 def test_a_copy_that_cannot_be_read_is_named_with_its_owner_and_the_source_is_read(
     src: Path, folder: Path, hidden: str
 ) -> None:
     cache = make_cache(folder, 0o1777)
     copy = Path(as_user(ALICE, STAGE, src, cache, umask=0o077).strip())
-    {"the folder": copy, "the manifest": copy / "manifest.json", "a shard": copy / "train-00001.npy"}[hidden].chmod(
-        0o700
-    )
+    (copy / hidden).chmod(0o700)
     said = as_user(BOB, STAGE, src, cache)
     assert said.startswith("shardio: error: ")
     assert len(said.splitlines()) == 1
@@ -204,13 +278,6 @@ def test_a_copy_of_unknown_size_is_no_copy_of_no_size(src: Path, folder: Path) -
     assert listed.splitlines()[-1].endswith(f"published  only user {ALICE} may read it")
     result = shardio("evict", cache, "--keep", "0")
     assert result.stdout.startswith(f"removed the copy of {src}, ")
-
-
-def test_all_members_of_a_group_can_evict_a_copy(src: Path, folder: Path) -> None:
-    cache = make_cache(folder, 0o2775)
-    as_user(ALICE, STAGE, src, cache)
-    assert as_user(BOB, EVICT, cache).startswith(f"removed the copy of {src}, ")
-    assert os.listdir(cache) == [MARKER_NAME]
 
 
 def test_a_folder_that_may_not_be_written_to_is_named_with_its_owner(src: Path, folder: Path) -> None:

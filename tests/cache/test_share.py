@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
-from arrays import change_split, some_arrays, write_array
+from arrays import change_split, some_arrays
 from disks import failing
 from folders import contents, flip, used_nbytes
+from hooks import call_before
 from plain_sets import make_plain_set
 
 from shardio.cache import filler as filling
-from shardio.cache import stage as staging
 from shardio.cache.folder import MARKER_NAME, Cache
 from shardio.cache.leases import CopyPaths
 from shardio.cache.stage import stage
+from shardio.changes.change import change
 from shardio.errors import SpaceError
-from shardio.format.entries import FileEntry
 from shardio.format.layout import HEADER_NBYTES
-from shardio.format.manifest_file import commit_manifest, load_manifest
-from shardio.sets.rows import write_index
+from shardio.format.manifest_file import load_manifest
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.opening import FolderHandle
@@ -40,16 +38,8 @@ NUM_SHARDS, NUM_NEW = 10, 3
 def sets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A set of 40 samples, four a shard, and the same with another label and a small array. No test writes there."""
     folder = tmp_path_factory.mktemp("sets")
-    first = make_plain_set(folder, COUNT, SHAPE, 4)
-    second = shutil.copytree(first, folder / "second")
-    train = load_manifest(second).splits["train"]
-    rows = np.fromfile(second / "train-index.npy", train.index.dtype, offset=HEADER_NBYTES)
-    rows["label"][0] = 6
-    (second / "train-index.npy").unlink()
-    array = write_array(second, "train", "scores", "array", np.arange(COUNT, dtype="<f2"), most=COUNT)
-    train = replace(train, index=write_index(second, "train", rows), arrays={"scores": array})
-    manifest = load_manifest(second)
-    commit_manifest(second, replace(manifest, splits={"train": train}))
+    first, second = make_plain_set(folder, COUNT, SHAPE, 4), folder / "second"
+    change(first, second, labels={"c0/0.png": "c6"}, arrays={"scores": np.arange(COUNT, dtype="<f2")}, copy=True)
     return first, second
 
 
@@ -58,25 +48,14 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of all reads from a storage."""
-    nbytes: list[int] = []
-
-    class Counting(FolderStorage):
-        def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-            nbytes.append(len(buffer))
-            super().read_into(entry, offset, buffer)
-
-    monkeypatch.setattr(staging, "open_storage", Counting)
-    return nbytes
-
-
-def test_what_another_copy_has_is_not_fetched_again(sets: tuple[Path, Path], cache: Path, fetched: list[int]) -> None:
+def test_what_another_copy_has_is_not_fetched_again(
+    sets: tuple[Path, Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = sets
     one = stage(first, cache)
     assert (one.num_linked, one.nbytes_linked) == (0, 0)
-    fetched.clear()
+    fetched: list[int] = []
+    call_before(monkeypatch, FolderStorage, "read_into", lambda _, entry, offset, buffer: fetched.append(len(buffer)))
     two = stage(second, cache)
     shards = load_manifest(second).splits["train"].shards
     assert sum(fetched) == two.nbytes_copied == two.nbytes - sum(shard.nbytes for shard in shards)
@@ -100,6 +79,8 @@ def test_eviction_of_one_copy_keeps_the_other_whole_and_the_last_frees_the_room(
     copies = [stage(one, cache) for one in sets]
     kept = copies[1 - evicted]
     total = used_nbytes(cache)
+    report = Cache(cache).evict(keep=total)  # what both have counts once
+    assert (report.removed, report.nbytes) == ((), total)
     with Cache(cache).lease(kept.digest):
         report = Cache(cache).evict(keep=0)
     assert [copy.digest for copy in report.removed] == [copies[evicted].digest]
@@ -125,14 +106,6 @@ def test_no_copy_is_evicted_for_room_that_its_going_would_not_make(
     assert {copy.digest for copy in Cache(cache).copies()} == {copy.digest for copy in copies}
     # Both together make room.
     assert set(stage(other, cache).evicted) == {copy.digest for copy in copies}
-
-
-def test_keep_counts_a_file_of_two_copies_once(sets: tuple[Path, Path], cache: Path) -> None:
-    for one in sets:
-        stage(one, cache)
-    report = Cache(cache).evict(keep=used_nbytes(cache))
-    assert (report.removed, report.nbytes) == ((), used_nbytes(cache))
-    assert len(Cache(cache).evict(keep=used_nbytes(cache) - 1).removed) == 1
 
 
 @pytest.mark.parametrize(("is_there", "reads_all"), [(True, True), (False, True), (False, False)])
@@ -219,13 +192,8 @@ def test_the_copy_that_gives_files_is_kept_meanwhile_and_not_used(
 ) -> None:
     one = stage(sets[0], cache)
     os.utime(cache / f"{one.digest}.lock", (7, 7))
-    real, kept = os.link, []
-
-    def link(*args: object, **options: object) -> None:
-        kept.append(Cache(cache).evict(keep=0).removed)
-        real(*args, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(os, "link", link)
+    kept: list[object] = []
+    call_before(monkeypatch, os, "link", lambda *_, **__: kept.append(Cache(cache).evict(keep=0).removed))
     stage(sets[1], cache)
     assert kept == [()] * NUM_SHARDS
     assert (cache / f"{one.digest}.lock").stat().st_mtime == 7
@@ -233,16 +201,15 @@ def test_the_copy_that_gives_files_is_kept_meanwhile_and_not_used(
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_too_little_room_leaves_no_begun_copy(
-    sets: tuple[Path, Path], cache: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+    sets: tuple[Path, Path], cache: Path, closing: ExitStack, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
-    digests = [stage(sets[0], cache).digest] if is_there else []
+    kept = set()
+    if is_there:
+        closing.enter_context(Cache(cache).lease(digest := stage(sets[0], cache).digest))
+        kept = {digest, f"{digest}.lock", f"{digest}.fill"}
     monkeypatch.setattr(Cache, "free_nbytes", lambda self: 0)
-    with contextlib.ExitStack() as stack:
-        for digest in digests:
-            stack.enter_context(Cache(cache).lease(digest))
-        with pytest.raises(SpaceError):
-            stage(sets[1], cache)
-    kept = {f"{digest}{suffix}" for digest in digests for suffix in ("", ".lock", ".fill")}
+    with pytest.raises(SpaceError):
+        stage(sets[1], cache)
     assert set(os.listdir(cache)) == {MARKER_NAME, *kept}
 
 

@@ -10,21 +10,21 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from command import shardio
+from deadlines import until
 from folders import contents, flip, hashes, used_nbytes
+from hooks import call_before
 from pictures import sample_pixels
 from places import ROOT
 
@@ -35,11 +35,10 @@ from shardio.cache.cached_split import CachedSplit
 from shardio.cache.filler import CopyFiller
 from shardio.cache.folder import Cache
 from shardio.cache.leases import Lease
+from shardio.cache.partial_copy import PartialCopy
 from shardio.cache.stage import stage
-from shardio.cli.main import cli
 from shardio.errors import CacheError, FormatError, SetNotFoundError, SpaceError
 from shardio.format.entries import FileEntry
-from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.storage import FileCopier, FolderStorage
@@ -67,49 +66,10 @@ def finished(folder: str | Path) -> dict[str, tuple[int, int]]:
     return {name: inode for name, inode in inodes(folder).items() if not name.startswith(".")}
 
 
-class Gate(FolderStorage):
-    """A source that gives nothing until it is opened. A class, as `stage` makes its own."""
-
-    opened: threading.Event
-    asked: threading.Event
-
-    def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-        self.asked.set()
-        assert self.opened.wait(60)
-        super().read_into(entry, offset, buffer)
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Gate]]:
-    Gate.opened, Gate.asked = threading.Event(), threading.Event()
-    monkeypatch.setattr(staging, "open_storage", Gate)
-    yield Gate
-    Gate.opened.set()
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Future[Any]]]:
-    """Makes a call in a thread."""
-    with ThreadPoolExecutor(8) as pool:
-        yield pool.submit
-
-
-def watched(out: Path, before: Callable[[FileEntry, int], None]) -> FolderStorage:
-    """A source that calls before(entry, offset) before each read."""
-
-    class Watched(FolderStorage):
-        def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-            before(entry, offset)
-            super().read_into(entry, offset, buffer)
-
-    return Watched(out)
-
-
 @contextmanager
-def filler_of(out: Path, cache: Path, storage: FolderStorage | None = None, **options: Any) -> Iterator[CopyFiller]:
+def filler_of(out: Path, cache: Path, **options: Any) -> Iterator[CopyFiller]:
     manifest = load_manifest(out)
-    storage = storage or FolderStorage(out)
-    with Cache(cache).lease(manifest.digest) as lease, contextlib.closing(storage):
+    with Cache(cache).lease(manifest.digest) as lease, contextlib.closing(FolderStorage(out)) as storage:
         yield CopyFiller(storage, manifest, lease, **options)
 
 
@@ -143,15 +103,12 @@ def test_a_set_that_takes_the_place_of_the_copys_folder_is_not_changed(
         (other / name).write_bytes(b"theirs")
     before, copy = inodes(other), cache / load_manifest(out).digest
     make_whole(out, cache, without="train-00001.npy")
-    real = getattr(holder, step)
 
-    def exchange(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(holder, step, real)
+    def exchange(*_: Any, **__: Any) -> None:
         copy.rename(cache / "moved")
         copy.symlink_to(other)
-        return real(*args, **options)
 
-    monkeypatch.setattr(holder, step, exchange)
+    call_before(monkeypatch, holder, step, exchange, once=True)
     with pytest.raises(CacheError, match=copy.name):
         stage(out, cache, verify=True)
     assert inodes(other) == before
@@ -227,19 +184,6 @@ def test_a_copy_has_the_bytes_of_the_source_which_is_left_as_it_was(out: Path, c
     assert (copy.complete, copy.in_use, copy.source) == (True, False, str(out))
 
 
-def test_what_is_there_is_not_copied_again(out: Path, cache: Path) -> None:
-    first = stage(out, cache)
-    found = inodes(first.path)
-    again = stage(out, cache)
-    assert (again.num_copied, again.nbytes_copied, again.path) == (0, 0, first.path)
-    (Path(first.path) / "manifest.json").unlink()
-    shard = Path(first.path) / "train-00003.npy"
-    shard.unlink()
-    assert stage(out, cache).num_copied == 1
-    now = inodes(first.path)
-    assert {name for name in found if found[name] == now[name]} == found.keys() - {"manifest.json", shard.name}
-
-
 @pytest.mark.parametrize(("piece", "num_samples"), [(7, 1), (1000, 45), (5000, 45), (1 << 20, 45)])
 def test_pieces_of_any_size_give_the_same_bytes(
     make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch, piece: int, num_samples: int
@@ -258,21 +202,21 @@ def test_a_file_that_cannot_be_synced_is_named_and_thrown_away_with_all_that_was
     out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     """After ENOSPC the same call makes room and tries again, after EIO the next call does."""
-    real, failed, read, counts = os.fsync, list[Path](), list[int](), list[int]()
+    failed, read, counts = list[Path](), list[int](), list[int]()
 
-    def fsync(descriptor: int) -> None:
+    def fail_once(descriptor: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         if "train-00002" in path.name and not failed:
             failed.append(path)
             raise OSError(code, os.strerror(code))
-        real(descriptor)
 
-    def note(entry: FileEntry, offset: int) -> None:
+    def note(_: FolderStorage, entry: FileEntry, offset: int, __: memoryview) -> None:
         if entry.file == "train-00002.npy":
             read.append(offset)
 
-    monkeypatch.setattr(os, "fsync", fsync)
-    with filler_of(out, cache, watched(out, note), workers=1, on_progress=lambda n, total: counts.append(n)) as filler:
+    call_before(monkeypatch, os, "fsync", fail_once)
+    call_before(monkeypatch, FolderStorage, "read_into", note)
+    with filler_of(out, cache, workers=1, on_progress=lambda n, total: counts.append(n)) as filler:
         if code == errno.EIO:
             with pytest.raises(OSError, match=r"Input/output error: '.*/cache/.*train-00002\.npy"):
                 filler.run()
@@ -286,18 +230,9 @@ def test_a_file_that_cannot_be_synced_is_named_and_thrown_away_with_all_that_was
 def test_indexes_come_first_then_what_is_wanted_and_the_manifest_last(
     out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit, finish, order = AtomicFile.commit, partial_copy.PartialCopy.finish, []
-
-    def committed(self: AtomicFile, *, replace: bool = True) -> None:
-        order.append(self.path.name)
-        commit(self, replace=replace)
-
-    def named(self: partial_copy.PartialCopy, entry: FileEntry) -> str:
-        order.append(entry.file)
-        return finish(self, entry)
-
-    monkeypatch.setattr(AtomicFile, "commit", committed)
-    monkeypatch.setattr(partial_copy.PartialCopy, "finish", named)
+    order = list[str]()
+    call_before(monkeypatch, AtomicFile, "commit", lambda file, **_: order.append(file.path.name))
+    call_before(monkeypatch, PartialCopy, "finish", lambda _, entry: order.append(entry.file))
     shards = load_manifest(out).splits["train"].shards
     with filler_of(out, cache, order=[shards[3], shards[1]], workers=1) as filler:
         assert filler.run()
@@ -307,26 +242,19 @@ def test_indexes_come_first_then_what_is_wanted_and_the_manifest_last(
     assert order == names
 
 
-def test_no_more_files_are_read_at_a_time_than_there_are_workers(out: Path, cache: Path) -> None:
-    lock, reading, most, workers = threading.Lock(), 0, 0, 3
-    together = threading.Event()
+def test_so_many_files_are_copied_at_a_time_as_there_are_workers(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, together = set[int](), threading.Barrier(3)
 
-    class Counting(FolderStorage):
-        def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-            nonlocal reading, most
-            with lock:
-                reading += 1
-                most = max(most, reading)
-            if most == workers:
-                together.set()
-            assert together.wait(60)
-            super().read_into(entry, offset, buffer)
-            with lock:
-                reading -= 1
+    def meet(*_: object) -> None:
+        threads.add(threading.get_ident())
+        together.wait(60)
 
-    with filler_of(out, cache, Counting(out), workers=workers) as filler:
+    call_before(monkeypatch, CopyFiller, "_complete", meet)
+    with filler_of(out, cache, workers=3) as filler:
         assert filler.run()
-    assert most == workers
+    assert len(threads) == 3
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
@@ -336,11 +264,8 @@ def test_a_damaged_source_is_named_and_its_sound_files_are_kept(out: Path, cache
     entry = load_manifest(out).splits["train"].shards[1]
     flip(out / entry.file)
     found = hashlib.sha256((out / entry.file).read_bytes()).hexdigest()
-    message = (
-        f"{out / entry.file}: sha256: expected {entry.sha256}, found {found}: the source is damaged; "
-        f"`shardio verify {out}`"
-    )
-    with pytest.raises(FormatError, match=re.escape(message)):
+    message = rf"{out / entry.file}: sha256: expected {entry.sha256}, found {found}: .*`shardio verify {out}`"
+    with pytest.raises(FormatError, match=message):
         stage(out, cache, workers=1)
     (copy,) = Cache(cache).copies()
     assert not copy.complete
@@ -355,20 +280,19 @@ def test_a_damaged_source_is_named_and_its_sound_files_are_kept(out: Path, cache
 
 @pytest.mark.parametrize(("times", "is_exchanged"), [(1, False), (4, True)], ids=["on the way", "exchanged meanwhile"])
 def test_what_was_damaged_on_the_way_or_exchanged_meanwhile_is_read_again(
-    out: Path, cache: Path, times: int, is_exchanged: bool
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, times: int, is_exchanged: bool
 ) -> None:
-    class Flaky(FolderStorage):
-        failed = 0
+    real, counts, left = FolderStorage.read_into, list[int](), [None] * times
 
-        def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-            super().read_into(entry, offset, buffer)
-            if entry.file == "train-00002.npy" and self.failed < times:
-                self.failed += 1
-                buffer[0] ^= 1
-                self.changed |= {entry.file} if is_exchanged else set()
+    def read_into(storage: FolderStorage, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+        real(storage, entry, offset, buffer)
+        if entry.file == "train-00002.npy" and left:
+            left.pop()
+            buffer[0] ^= 1
+            storage.changed |= {entry.file} if is_exchanged else set()
 
-    counts = []
-    with filler_of(out, cache, Flaky(out), on_progress=lambda nbytes, total: counts.append(nbytes)) as filler:
+    monkeypatch.setattr(FolderStorage, "read_into", read_into)
+    with filler_of(out, cache, on_progress=lambda nbytes, total: counts.append(nbytes)) as filler:
         assert filler.run()
         assert len(filler.copied) == 6
     assert sum(counts) == load_manifest(out).nbytes
@@ -379,7 +303,7 @@ def test_one_failure_ends_the_others_soon(out: Path, cache: Path, monkeypatch: p
     request_little(monkeypatch, 10)
     failed = threading.Event()
 
-    def fail(entry: FileEntry, offset: int) -> None:
+    def fail(_: FolderStorage, entry: FileEntry, offset: int, __: memoryview) -> None:
         if entry.file == "train-00004.npy":
             failed.set()
             raise OSError(errno.EIO, "gone", entry.file)
@@ -387,7 +311,8 @@ def test_one_failure_ends_the_others_soon(out: Path, cache: Path, monkeypatch: p
         assert failed.wait(60)
         time.sleep(0.001)  # half a second for a file
 
-    with filler_of(out, cache, watched(out, fail), workers=7) as filler, pytest.raises(OSError, match="gone"):
+    call_before(monkeypatch, FolderStorage, "read_into", fail)
+    with filler_of(out, cache, workers=7) as filler, pytest.raises(OSError, match="gone"):
         filler.run()
     assert not list(cache.rglob("*.tmp"))
 
@@ -395,31 +320,37 @@ def test_one_failure_ends_the_others_soon(out: Path, cache: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("name", "harm"),
     [
+        ("manifest.json", Path.unlink),
         ("manifest.json", lambda path: path.write_text("")),
         ("manifest.json", lambda path: path.write_text("{}")),
+        ("train-00001.npy", Path.unlink),
         ("train-00001.npy", lambda path: os.truncate(path, 4100)),
         ("train-00001.npy", lambda path: flip(path, 60)),
         ("train-index.npy", lambda path: flip(path, 4096)),
         ("train-00001.npy", lambda path: path.rename(path.with_name("x")) and path.symlink_to("x")),
     ],
-    ids=["empty manifest", "bad manifest", "cut", "header", "label", "link"],
+    ids=["no manifest", "empty manifest", "bad manifest", "gone", "cut", "header", "label", "link"],
 )
-def test_a_file_of_a_copy_that_can_be_seen_to_be_damaged_is_copied_again(
+def test_a_file_of_a_copy_that_can_be_seen_to_be_damaged_is_copied_again_and_no_other_file(
     out: Path, cache: Path, name: str, harm: Callable[[Path], object]
 ) -> None:
     copy = Path(stage(out, cache).path)
+    before = inodes(copy)
     harm(copy / name)
-    assert stage(out, cache).num_copied == (name != "manifest.json")
+    report = stage(out, cache)
+    assert (report.num_copied, report.path) == (name != "manifest.json", str(copy))
     assert not (copy / name).is_symlink()
     (copy / "x").unlink(missing_ok=True)
     assert contents(copy) == contents(out)
+    assert before.items() - inodes(copy).items() == {(name, before[name])}
 
 
 def test_damage_in_the_pixels_of_a_copy_is_found_when_all_of_it_is_read(out: Path, cache: Path) -> None:
     copy = Path(stage(out, cache).path)
     for name in ("train-00002.npy", "train-00003.npy"):
         flip(copy / name)
-    assert stage(out, cache).num_copied == 0
+    again = stage(out, cache)
+    assert (again.num_copied, again.nbytes_copied) == (0, 0)
     counts: list[tuple[int, int]] = []
     report = stage(out, cache, verify=True, on_progress=lambda *count: counts.append(count))
     assert report.num_copied == 2
@@ -472,9 +403,11 @@ def test_unused_copies_make_room(make_set: Callable[..., Path], cache: Path, mon
     have_room(monkeypatch, used_nbytes(cache) + 1000)
     for used, digest in enumerate((old[1], old[0], old[2])):
         os.utime(cache / f"{digest}.lock", (used, used))
-    report = stage(sets[3], cache)
+    said: list[str] = []
+    report = stage(sets[3], cache, on_message=said.append)
     assert report.evicted == (old[1],)
     assert {copy.digest for copy in Cache(cache).copies()} == {old[0], old[2], report.digest}
+    assert [text.startswith(f"removed the copy of {sets[1]}, digest {old[1][:16]}, ") for text in said] == [True]
 
 
 @pytest.mark.parametrize("keeps", ["a lease", "another user"])
@@ -506,15 +439,12 @@ def test_room_that_another_has_taken_meanwhile_is_made_once_more_and_what_is_giv
     out, evictable = make_set(45), stage(make_set(20, samples_per_shard=9), cache).digest
     counts, failures = list[int](), [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
 
-    real = partial_copy.PartialCopy.write
-
-    def failing(self: partial_copy.PartialCopy, entry: FileEntry, offset: int, data: memoryview) -> None:
+    def fail_once(_: PartialCopy, entry: FileEntry, offset: int, data: memoryview) -> None:
         if entry.file == "train-00003.npy" and offset and failures:
             have_room(monkeypatch, used_nbytes(cache) + 100)
             raise failures.pop()
-        real(self, entry, offset, data)
 
-    monkeypatch.setattr(partial_copy.PartialCopy, "write", failing)
+    call_before(monkeypatch, PartialCopy, "write", fail_once)
     request_little(monkeypatch, 500)
     report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
     assert min(counts) < 0
@@ -527,16 +457,15 @@ def test_room_that_another_has_taken_meanwhile_is_made_once_more_and_what_is_giv
 def test_a_disk_that_fills_while_it_is_copied_to_is_too_little_room_and_finished_files_are_kept(
     out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, left = filling.reserve, [None] * 3
+    sizes: list[int] = []
 
-    def reserve(descriptor: int, nbytes: int) -> None:
-        if not left:
+    def fill(descriptor: int, nbytes: int) -> None:
+        if len(sizes) == 3:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        left.pop()
-        real(descriptor, nbytes)
+        sizes.append(nbytes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(filling, "reserve", reserve)
+        call_before(patch, filling, "reserve", fill)
         with pytest.raises(SpaceError, match=r"No space left on device, .*Finished files are kept"):
             stage(out, cache, workers=1)
     (copy,) = Cache(cache).copies()
@@ -548,33 +477,36 @@ def test_a_disk_that_fills_while_it_is_copied_to_is_too_little_room_and_finished
 
 
 def test_one_copies_and_the_others_wait_and_say_so_once(
-    out: Path, cache: Path, gate: type[Gate], start: Callable[..., Future[Any]]
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[int | None] = []
-    progress: list[int] = []
-    first = start(stage, out, cache)
-    assert gate.asked.wait(60)
-    others = [
-        start(stage, out, cache, on_wait=told.append, on_progress=lambda n, total: progress.append(n)) for _ in range(3)
-    ]
-    while len(told) < 3:
-        time.sleep(0.01)
-    time.sleep(3 * filling._POLL_SECONDS)
-    assert told == [os.getpid()] * 3
-    gate.opened.set()
-    assert first.result(60).num_copied == 6
-    assert [other.result(60).num_copied for other in others] == [0, 0, 0]
+    asked, opened = threading.Event(), threading.Event()
+    told, progress = list[int | None](), list[int]()
+    call_before(monkeypatch, FolderStorage, "read_into", lambda *_: asked.set() or opened.wait(60))
+    options: dict[str, Any] = {"on_wait": told.append, "on_progress": lambda n, total: progress.append(n)}
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(stage, out, cache)
+        assert asked.wait(60)
+        others = [pool.submit(stage, out, cache, **options) for _ in range(3)]
+        until(lambda: len(told) == 3)
+        time.sleep(3 * filling._POLL_SECONDS)
+        assert told == [os.getpid()] * 3
+        opened.set()
+    assert first.result().num_copied == 6
+    assert [other.result().num_copied for other in others] == [0, 0, 0]
     assert (told, progress) == ([os.getpid()] * 3, [])
 
 
-def test_a_filler_that_is_told_to_stop_ends_soon_and_the_next_goes_on(out: Path, cache: Path) -> None:
+def test_a_filler_that_is_told_to_stop_ends_soon_and_the_next_goes_on(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stop = threading.Event()
 
-    def second(entry: FileEntry, offset: int) -> None:
+    def second(_: FolderStorage, entry: FileEntry, *__: object) -> None:
         if entry.file == "train-00001.npy":
             stop.set()
 
-    with filler_of(out, cache, watched(out, second), stop=stop, workers=1) as filler:
+    call_before(monkeypatch, FolderStorage, "read_into", second)
+    with filler_of(out, cache, stop=stop, workers=1) as filler:
         assert not filler.run()
         copied = [entry.file for entry in filler.copied]
         assert copied == ["train-index.npy", "train-00000.npy", "train-00001.npy"][: len(copied)]
@@ -584,53 +516,21 @@ def test_a_filler_that_is_told_to_stop_ends_soon_and_the_next_goes_on(out: Path,
     assert stage(out, cache).num_copied == 6 - len(copied)
 
 
-def test_a_filler_that_takes_over_from_another_shows_it_in_its_state(out: Path, cache: Path) -> None:
-    told: list[str] = []
-    with Cache(cache).lease(load_manifest(out).digest) as lease:
-        filling = lease.try_filling("")
-        assert filling is not None
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_filler_that_waits_for_another_shows_it_in_its_state_and_takes_over_unless_it_is_told_to_stop(
+    out: Path, cache: Path, stops: bool
+) -> None:
+    told, stop = list[str](), threading.Event()
+    with Cache(cache).lease(load_manifest(out).digest) as lease, lease.try_filling("") as filling:  # type: ignore[union-attr]
 
         def wait(process: int | None) -> None:
             told.append(filler.state)
-            filling.close()
+            (stop.set if stops else filling.close)()
 
-        with filler_of(out, cache, on_wait=wait) as filler:
-            assert filler.run()
+        with filler_of(out, cache, on_wait=wait, stop=stop) as filler:
+            assert filler.run() is not stops
             assert told == [f"process {os.getpid()} is copying"]
-            assert filler.state == f"copying from {out}"
-
-
-def test_a_filler_that_waits_can_be_told_to_stop(
-    out: Path, cache: Path, gate: type[Gate], start: Callable[..., Future[Any]]
-) -> None:
-    first = start(stage, out, cache)
-    assert gate.asked.wait(60)
-    stop, waiting = threading.Event(), threading.Event()
-    with filler_of(out, cache, stop=stop, on_wait=lambda who: waiting.set()) as filler:
-        other = start(filler.run)
-        assert waiting.wait(60)
-        stop.set()
-        assert other.result(60) is False
-    gate.opened.set()
-    first.result(60)
-
-
-def test_files_are_there_for_others_as_soon_as_they_are_copied(out: Path, cache: Path) -> None:
-    manifest: Manifest = load_manifest(out)
-    shards = manifest.splits["train"].shards
-    with Cache(cache).lease(manifest.digest) as reader:
-        seen: list[list[bool]] = []
-
-        def look(entry: FileEntry, offset: int) -> None:
-            number = next((number for number, shard in enumerate(shards) if shard == entry), 0)
-            deadline = time.monotonic() + 10  # the last file is still being hashed
-            while not all(reader.has(shard) for shard in shards[:number]) and time.monotonic() < deadline:
-                time.sleep(0.001)
-            seen.append([reader.has(shard) for shard in shards])
-
-        with filler_of(out, cache, watched(out, look), workers=1) as filler:
-            assert filler.run()
-        assert seen[1:6] == [[number < copied for number in range(5)] for copied in range(5)]
+            assert stops or filler.state == f"copying from {out}"
 
 
 def test_the_job_that_the_document_shows_holds_its_copy(out: Path, cache: Path) -> None:
@@ -656,27 +556,15 @@ def test_the_job_that_the_document_shows_holds_its_copy(out: Path, cache: Path) 
 # --- the command line ------------------------------------------------------------------------------------------------
 
 
-def test_stage_prints_the_path_of_the_copy_and_nothing_else(out: Path, cache: Path) -> None:
-    digest = load_manifest(out).digest
-    result = shardio("stage", out, cache)
-    assert (result.returncode, result.stdout, result.stderr) == (0, f"{cache / digest}\n", "")
-    report = json.loads(shardio("stage", out, cache, "--json", "--verify", "--workers", "2").stdout)
-    assert (report["path"], report["num_copied"]) == (str(cache / digest), 0)
-    assert report["nbytes"] == load_manifest(out).nbytes
-
-
-def test_stage_says_for_whom_it_waits_and_shows_no_credentials(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: Path
-) -> None:
+def test_stage_says_for_whom_it_waits_and_shows_no_credentials(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     def wait(*_: Any, on_wait: Callable[[int | None], None], **__: Any) -> None:
         on_wait(None)
         on_wait(7)
-        raise SpaceError
+        raise SpaceError("full")
 
     monkeypatch.setattr(staging, "stage", wait)
-    with suppress(SpaceError):
-        cli.main(["stage", "https://me:secret@host/set?signature=secret", str(cache)], standalone_mode=False)
-    assert capsys.readouterr().err.splitlines() == [
+    *said, _ = shardio("stage", "https://me:secret@host/set?signature=secret", cache).stderr.splitlines()
+    assert said == [
         f"shardio: {who} is copying https://host/set to {cache}: waiting for it"
         for who in ("another process", "process 7")
     ]
@@ -686,19 +574,15 @@ def test_a_damaged_file_that_a_training_removes_first_is_copied_again(
     out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = Path(stage(out, cache).path)
-    find_damaged = FileCopier.find_damaged
     flip(copy / "train-00000.npy")
-
-    def removed(*arguments: Any) -> Any:
-        (copy / "train-00000.npy").unlink()
-        return find_damaged(*arguments)
-
-    monkeypatch.setattr(FileCopier, "find_damaged", removed)
+    call_before(monkeypatch, FileCopier, "find_damaged", lambda *_: (copy / "train-00000.npy").unlink())
     stage(out, cache, verify=True)
     assert hashes(copy) == hashes(out)
 
 
-def test_evict_says_what_went_and_what_is_in_use(make_set: Callable[..., Path], cache: Path) -> None:
+def test_evict_says_what_went_and_what_is_in_use(
+    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, two = (stage(make_set(count), cache) for count in (12, 13))
     with Cache(cache).lease(two.digest):
         result = shardio("evict", cache, "--keep", "0")
@@ -707,61 +591,23 @@ def test_evict_says_what_went_and_what_is_in_use(make_set: Callable[..., Path], 
     assert re.fullmatch(rf"removed the copy of {one.source}, digest {one.digest[:16]}, [\d.]+ kB", removed)
     assert re.fullmatch(rf"kept the copy of {two.source}, .*: in use by process {os.getpid()}", kept)
     assert rest.startswith(f"{cache}: ")
-    report = json.loads(shardio("evict", cache, "--keep", "500GB", "--json").stdout)
+    monkeypatch.setenv("SHARDIO_CACHE", str(cache))
+    report = json.loads(shardio("evict", "--keep", "500GB", "--json").stdout)
     assert (report["removed"], report["kept"]) == ([], [])
     assert report["nbytes"] > two.nbytes
 
 
-def test_evict_takes_the_cache_from_the_environment_and_says_what_is_no_cache(
-    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for place, found in ((cache, "nothing"), (out, "a folder with 'manifest.json' and without ")):
-        monkeypatch.setenv("SHARDIO_CACHE", str(place))
-        result = shardio("evict", "--keep", "0")
-        assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
-        assert f"expected a cache made by `shardio stage` or a loader, found {found}" in result.stderr
-        assert str(place) in result.stderr
-    stage(out, cache)
-    assert shardio("evict", cache, "--keep", "0").stdout.startswith(f"removed the copy of {out}, ")
-
-
-def test_stage_says_what_it_evicted(
-    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, two = make_set(22), make_set(20)
-    digest = stage(one, cache).digest
-    have_room(monkeypatch, used_nbytes(cache) + 1000)
-    said: list[str] = []
-    stage(two, cache, on_message=said.append)
-    (text,) = said
-    assert re.fullmatch(rf"removed the copy of {one}, digest {digest[:16]}, [\d.]+ kB from {cache}, to make room", text)
-
-
-def test_ctrl_c_keeps_what_is_finished(out: Path, cache: Path) -> None:
-    code = """
-import sys, threading
-from shardio.cli import main as cli
-from shardio.cache import filler as filling
-from shardio.cache import stage as staging
-from shardio.sets.storage import FileCopier, FolderStorage
-class Slow(FolderStorage):
-    def read_into(self, entry, offset, buffer):
+def test_ctrl_c_keeps_what_is_finished(out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: FolderStorage, entry: FileEntry, *__: object) -> None:
         if entry.file == "train-00003.npy":
-            print("slow", flush=True)
-            threading.Event().wait(0.5)
-        super().read_into(entry, offset, buffer)
-staging.open_storage = Slow
-sys.argv = ["shardio", "stage", *sys.argv[1:], "--workers", "1"]
-cli.main()
-"""
-    command = [sys.executable, "-c", code, str(out), str(cache)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "slow\n"
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert [line for line in stderr.splitlines() if line] == [
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+
+    with monkeypatch.context() as patch:
+        call_before(patch, FolderStorage, "read_into", interrupt)
+        result = shardio("stage", out, cache, "--workers", "1")
+    assert result.returncode == 130
+    assert [line for line in result.stderr.splitlines() if line] == [
         f"shardio: finished files are kept in {cache}: the same command resumes the copy",
         "shardio: interrupted",
     ]

@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from command import assert_notices, assert_one_clear_error, printed_by, shardio
 from disks import failing
 from folders import contents, flip, hashes
 from halved import make_halved_set
+from hooks import call_before
 from numpy.typing import NDArray
 from pictures import sample_pixels
 from places import CHAOS
@@ -37,7 +39,7 @@ from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.new_folder import folder_of
 from shardio.sets.publish import publish
-from shardio.sets.selection import Condition, Selection, parse_condition
+from shardio.sets.selection import Selection
 from shardio.sets.verify import verify
 from shardio.system import files
 from shardio.system.files import AtomicFile
@@ -73,6 +75,9 @@ def keys_of(folder: Path, split: str = "train") -> list[str]:
 
 def key(sample: int) -> str:
     return f"c{sample % 7}/{sample}.png"
+
+
+KEYS = [key(i) for i in range(25)]
 
 
 def samples_of(folder: Path, split: str = "train") -> list[int]:
@@ -136,26 +141,18 @@ def test_a_set_that_takes_the_place_of_the_unfinished_folder_is_not_changed(
         "merge": lambda: merge([out, make_set(5)], new, same_keys="allow", same_images="keep"),
         "publish": lambda: publish(out, new),
     }[operation]
-    other = make_set(60)
-    before, mkdir = hashes(other), Path.mkdir
+    other, moved = make_set(60), new.with_name("moved")
+    before = hashes(other)
 
-    def exchange(folder: Path, *args: Any, **options: Any) -> None:
-        mkdir(folder, *args, **options)
-        if folder.name.startswith(".new."):
-            monkeypatch.setattr(AtomicFile, "__init__", late)
+    def exchange(*_: object) -> None:
+        for folder in () if moved.exists() else list(new.parent.glob(".new.*.d")):
+            folder.rename(moved)
+            folder.symlink_to(other)
 
-    init = AtomicFile.__init__
-
-    def late(file: AtomicFile, *args: Any) -> None:
-        monkeypatch.setattr(AtomicFile, "__init__", init)
-        (folder,) = new.parent.glob(".new.*.d")
-        folder.rename(new.with_name("moved"))
-        folder.symlink_to(other)
-        init(file, *args)
-
-    monkeypatch.setattr(Path, "mkdir", exchange)
+    call_before(monkeypatch, AtomicFile, "__init__", exchange)
     with pytest.raises(ConvertError, match=r"\.new\."):
         make()
+    assert moved.exists()
     assert hashes(other) == before
     assert not os.path.lexists(new)
 
@@ -238,44 +235,23 @@ def test_too_little_room_for_copies_is_told_before_anything_is_copied(
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("file", "place"),
     [
-        ("byte of a shard", r"train-00001.npy: sha256: expected"),
-        ("byte of the index", r"train-index.npy: sha256: expected"),
-        ("order", r"train-order-0.npy.*sha256"),
-        ("header", r"train-00001.npy"),
+        *(("train-00001.npy", -1), ("train-00001.npy", 20)),
+        *((file, -1) for file in ("train-index.npy", "train-order-0.npy", "train-clip-crc32.npy")),
     ],
 )
 def test_a_file_that_is_damaged_or_that_opening_would_refuse_makes_no_set(
-    harm: str, told: str, make_set: Callable[..., Path], new: Path
+    file: str, place: int, make_set: Callable[..., Path], new: Path
 ) -> None:
+    """Where shards become links, so that no file is copied, all tables are compared with their checksums."""
     out = make_set(25)
-    path = out / "train-00001.npy"
-    if harm == "byte of a shard":
-        flip(path)
-    elif harm == "byte of the index":
-        flip(out / "train-index.npy")
-    elif harm == "order":
-        change_split(out, order=np.arange(25)[::-1].copy())
-        header = (out / "train-order-0.npy").read_bytes()[:HEADER_NBYTES]
-        (out / "train-order-0.npy").write_bytes(header + np.full(25, 25, "<i8").tobytes())
-    else:
-        flip(path, 20)
-    with pytest.raises(FormatError, match=told):
-        change(out, new, labels={key(1): "c0"}, copy=True)
+    change_split(out, some_arrays(25, 6, 5), np.arange(25)[::-1].copy())
+    flip(out / file, place)
+    with pytest.raises(FormatError, match=f"{file}: (sha256|header): expected"):
+        change(out, new, labels={key(1): "c0"}, copy=file == "train-00001.npy")
     assert not new.exists()
     assert left_beside(new.parent) == []
-
-
-def test_damaged_checksums_of_an_array_make_no_set_even_if_all_files_are_links(
-    make_set: Callable[..., Path], new: Path
-) -> None:
-    out = make_set(25)
-    change_split(out, some_arrays(25, 6, 5))
-    flip(out / "train-clip-crc32.npy")
-    with pytest.raises(FormatError, match=r"train-clip-crc32\.npy: sha256"):
-        change(out, new, labels={key(1): "c0"})
-    assert not new.exists()
 
 
 def test_the_set_that_is_damaged_is_named_and_no_other(out: Path, new: Path, make_set: Callable[..., Path]) -> None:
@@ -330,12 +306,9 @@ def test_nothing_is_made_over_anything_nor_inside_the_old_set(out: Path, tmp_pat
         (tmp_path / "there", "expected nothing there"),
         (out, "expected nothing there"),
         (out / "inside", "outside of the set"),
-        (tmp_path / "no" / "such", "expected a folder for the new set"),
     ):
         with pytest.raises(ConvertError, match=told):
             drop(out, target, classes="c1")
-    with pytest.raises(ConvertError, match="found a URL"):
-        change(out, "s3://bucket/new", drop=Selection(classes="c1"))
     with pytest.raises(SetNotFoundError):
         drop(tmp_path / "there", tmp_path / "new", classes="c1")
     assert os.listdir(tmp_path / "there") == []
@@ -386,16 +359,6 @@ def test_the_steps_of_one_call_come_in_their_order(out: Path, new: Path) -> None
 # --- keep and drop ---------------------------------------------------------------------------------------------------
 
 
-def test_a_random_share_is_that_of_its_seed(out: Path, tmp_path: Path) -> None:
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        keep(out, tmp_path / name, random=0.3, seed=seed)
-    assert len(samples_of(tmp_path / "a")) == 8
-    assert samples_of(tmp_path / "a") == samples_of(tmp_path / "b") == sorted(samples_of(tmp_path / "a"))
-    assert samples_of(tmp_path / "c") != samples_of(tmp_path / "a")
-    drop(out, tmp_path / "rest", random=0.3, seed=1)
-    assert sorted(samples_of(tmp_path / "rest") + samples_of(tmp_path / "a")) == list(range(25))
-
-
 def test_a_selection_of_a_selection_refers_to_the_stored_rows(out: Path, tmp_path: Path) -> None:
     keep(out, tmp_path / "a", indices=[20, 3, 7, 21, 1])
     keep(tmp_path / "a", tmp_path / "b", indices=[4, 0, 0, 3])
@@ -428,15 +391,6 @@ def test_arrays_whose_samples_are_stored_alike_share_an_order(make_set: Callable
     assert verify(new).ok
 
 
-def test_classes_keep_their_numbers_unless_only_used_ones_are_wanted(out: Path, new: Path, tmp_path: Path) -> None:
-    keep(out, new, classes=["c5", "c2"])
-    assert open_shards(new).classes == tuple(f"c{i}" for i in range(7))
-    report = change(out, tmp_path / "used", keep=Selection(classes=["c5", "c2"]), classes="used")
-    opened = open_shards(tmp_path / "used")
-    assert opened.classes == report.classes == ("c2", "c5")
-    assert [opened.classes[label] for label in opened.labels] == [one.split("/")[0] for one in keys_of(new)]
-
-
 def two_splits(folder: Path, **options: Any) -> Path:
     with ShardWriter(folder, SHAPE, classes=["c0", "c1"], **options) as writer:
         for split, numbers in (("train", range(8)), ("val", range(8, 12))):
@@ -457,55 +411,16 @@ def test_splits_that_are_not_named_stay_and_a_split_can_be_dropped(tmp_path: Pat
         ({"drop": Selection(), "split": ["train", "val"]}, ConvertError, "no sample is left in any split"),
         ({"keep": Selection(indices=[1])}, ConvertError, "indices.*one split, found 2 splits .train, val"),
         ({"keep": Selection(indices=[1]), "split": "test"}, SetNotFoundError, "expected a split 'test', found train"),
-        (
-            {"drop": Selection(), "split": "val", "arrays": {"a": [1]}},
-            ConvertError,
-            "arrays go into one split, found none",
-        ),
+        ({"drop": Selection(), "split": "val", "arrays": {"a": [1]}}, ConvertError, "into one split, found none"),
         ({"keep": Selection(keys="*"), "array_keys": ["c1/3.png"]}, ValueError, "no arrays were given"),
         ({"keep": Selection(keys="*"), "drop": Selection(keys="*")}, ValueError, "not both"),
+        ({"keep": Selection()}, ValueError, "selection has no condition"),
+        ({"keep": Selection(where="label > 5")}, ConvertError, "no sample is left"),
+        ({"keep": Selection(listed=["c0/0.png", "no"])}, ConvertError, "1 of 2 listed keys belong to no sample: 'no'"),
     ):
         with pytest.raises(error, match=told):
             change(out, tmp_path / "x", **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({}, "selection has no condition"),
-        ({"classes": "c11"}, r"expected a class of the set, or its number from 0 to 6, found 'c11': did you mean c1"),
-        ({"classes": 7}, "found 7"),
-        ({"classes": "-1"}, "found '-1'"),
-        ({"where": "year >= 2000"}, r"year >= 2000: expected .*label, source_width"),
-        ({"where": "label == __import__('os')"}, "a condition must be"),
-        ({"listed": ["c0/0.png", "no"]}, "1 of 2 listed keys belong to no sample: 'no'"),
-        ({"keys": "nothing*"}, "no sample is left"),
-        ({"indices": [25]}, "from 0 to 24, found 25 to 25"),
-        ({"indices": [-1]}, "from 0 to 24, found -1 to -1"),
-        ({"indices": []}, "one-dimensional array of integers or bools, found float64"),
-        ({"indices": [[1]]}, "one-dimensional array"),
-        ({"indices": [True]}, "expected a mask with 25 values, .*found 1"),
-        ({"indices": [1], "classes": "c1"}, "leave the others out"),
-        ({"random": 0}, "a fraction of the samples"),
-        ({"random": 1.5}, "a fraction of the samples"),
-    ],
-)
-def test_a_selection_of_nothing_or_of_no_meaning_is_refused(
-    options: dict[str, Any], told: str, out: Path, new: Path
-) -> None:
-    with pytest.raises((ShardioError, ValueError), match=told):
-        keep(out, new, **options)
-    assert not new.exists()
-
-
-def test_conditions_are_one_comparison_with_a_number() -> None:
-    assert parse_condition(" year>=2000 ") == Condition("year", ">=", 2000)
-    assert parse_condition("score = -1.5e3") == Condition("score", "=", -1500.0)
-    assert type(parse_condition("year < 3").number) is int
-    rows = np.array([((1 << 62) + 1,)], [("label", "<i8")])
-    assert not parse_condition(f"label == {1 << 62}").holds(rows, {}).any()  # as integers, and not as floats
-    assert parse_condition(f"label < {1 << 70}").holds(rows, {}).all()
-    assert not parse_condition("score >= -1e300").holds(rows, {"score": lambda: np.array([np.nan])}).any()
+        assert not (tmp_path / "x").exists()
 
 
 # --- arrays ----------------------------------------------------------------------------------------------------------
@@ -519,7 +434,9 @@ def array_of(folder: Path, name: str, split: str = "train") -> NDArray[Any]:
     return found
 
 
-@pytest.mark.parametrize("how", ["file", "array", "blocks", "fortran", "fortran file", "keys", "lines", "both files"])
+@pytest.mark.parametrize(
+    "how", ["file", "array", "blocks", "fortran", "fortran file", "keys", "keys in lines", "file, keys in lines"]
+)
 def test_an_array_has_the_value_of_each_sample(
     how: str, out: Path, new: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -527,26 +444,20 @@ def test_an_array_has_the_value_of_each_sample(
     values = np.random.default_rng(0).standard_normal((25, 2, 3)).astype("<f4")
     given: Any = values
     by: Any = None
-    if how == "file":
-        given = tmp_path / "values.npy"
-        np.save(given, values)
-    elif how == "blocks":
-        given = (values[i : i + count] for i in range(0, 25, 4) for count in (0, 4))  # a block may be empty
-    elif how == "fortran":
-        given = np.asfortranarray(values)
-    elif how == "fortran file":
-        given = tmp_path / "values.npy"
-        np.save(given, np.asfortranarray(values))
-    elif how in ("keys", "lines", "both files"):
+    if "keys" in how:
         other = np.random.default_rng(1).permutation(25)
         given = np.concatenate([values[other], values[:1]])
         by = [*(key(i) for i in other), "another"]
-        if how == "both files":
-            np.save(tmp_path / "values.npy", given)
-            given = tmp_path / "values.npy"
-        if how != "keys":
-            (tmp_path / "keys.txt").write_text("\n".join(by))
-            by = tmp_path / "keys.txt"
+    if "fortran" in how:
+        given = np.asfortranarray(given)
+    if "blocks" in how:
+        given = (values[i : i + count] for i in range(0, 25, 4) for count in (0, 4))  # a block may be empty
+    if "file" in how:
+        np.save(tmp_path / "values.npy", given)
+        given = tmp_path / "values.npy"
+    if "lines" in how:
+        (tmp_path / "keys.txt").write_text("\n".join(by))
+        by = tmp_path / "keys.txt"
     report = change(out, new, arrays={"clip": given}, array_keys=by)
     assert np.array_equal(array_of(new, "clip"), values)
     assert len(load_manifest(new).splits["train"].arrays["clip"].shards) == 4
@@ -555,32 +466,23 @@ def test_an_array_has_the_value_of_each_sample(
     assert report.linked_nbytes >= sum(path.stat().st_size for path in out.glob("*.npy"))
 
 
-def test_arrays_of_every_kind_can_be_added_and_replaced(out: Path, new: Path, tmp_path: Path) -> None:
-    given = some_arrays(25, 6, 5)
-    kinds = {name: kind for name, (kind, _) in given.items()}
-    change(out, new, arrays={name: values for name, (_, values) in given.items()}, kinds=kinds)
-    for name, (kind, values) in given.items():
-        assert np.array_equal(array_of(new, name), values)
-        assert load_manifest(new).splits["train"].arrays[name].kind == kind
-    change(new, tmp_path / "x", arrays={"clip": np.arange(25)})
-    assert array_of(tmp_path / "x", "clip").tolist() == list(range(25))
-    assert np.array_equal(array_of(tmp_path / "x", "mask"), given["mask"][1])
+def test_an_array_replaces_the_one_of_its_name_and_no_other(make_set: Callable[..., Path], new: Path) -> None:
+    out, given = make_set(25), some_arrays(25, 6, 5)
+    change_split(out, given)
+    change(out, new, arrays={"clip": np.arange(25)})
+    assert array_of(new, "clip").tolist() == list(range(25))
+    assert np.array_equal(array_of(new, "mask"), given["mask"][1])
 
 
 @pytest.mark.parametrize(
     ("arrays", "options", "told"),
     [
         ({"a": np.zeros(24)}, {}, r"array 'a': .* 25 samples, found 24 rows; .*`--array-keys`"),
-        ({"a": np.zeros((25, 0))}, {}, "must be at most 8 integers from 1 to"),
         ({"a": np.zeros(25, ">f4")}, {}, r"array.astype\('<f4'\)"),
-        ({"a": np.array([None] * 25)}, {}, "an array's dtype must be one of"),
         ({"a": np.full(25, 2, np.uint8).view(bool)}, {}, "array 'a': expected bytes of 0 or 1 for bool, found 2"),
-        ({"a": np.zeros(25, "M8[s]")}, {}, "an array's dtype must be one of"),
         ({"a": np.zeros(())}, {}, "expected a row for each"),
         ({"a": np.zeros(25)}, {"kinds": {"a": "mask"}}, "a mask must have"),
-        ({"a": np.zeros(25)}, {"kinds": {"a": "picture"}}, "kind must be one of"),
         ({"a": np.zeros(25)}, {"kinds": {"b": "mask"}}, "kinds must name arrays"),
-        ({"a-b": np.zeros(25)}, {}, "an array's name must be"),
         ({"label": np.zeros(25)}, {}, "an array's name .*found 'label'"),
         ({"a": np.zeros(25), "A": np.zeros(25)}, {}, "differ in more than case"),
         ({}, {}, "at least one array"),
@@ -590,18 +492,10 @@ def test_arrays_of_every_kind_can_be_added_and_replaced(out: Path, new: Path, tm
         ({"a": [np.zeros(20), np.zeros(5, "f4")]}, {}, "expected only rows of <f8"),
         ({"a": [np.zeros(20), 5]}, {}, "expected NumPy arrays, found int"),
         ({"a": [1, 2]}, {}, "expected NumPy arrays, found int"),
-        (
-            {"a": np.zeros(25)},
-            {"array_keys": [key(i) for i in range(24)] + ["x"]},
-            "found none for 1 of 25 samples: 'c3/24.png'",
-        ),
-        (
-            {"a": np.zeros(25)},
-            {"array_keys": [key(i) for i in range(24)] + [key(0)]},
-            "found 1 repeated keys: 'c0/0.png'",
-        ),
-        ({"a": np.zeros(25)}, {"array_keys": [key(i) for i in range(26)]}, "a row for each of the 26 keys, found 25"),
-        ({"a": [np.zeros(25)]}, {"array_keys": [key(i) for i in range(25)]}, "leave `array_keys` out"),
+        ({"a": np.zeros(25)}, {"array_keys": [*KEYS[:24], "x"]}, "found none for 1 of 25 samples: 'c3/24.png'"),
+        ({"a": np.zeros(25)}, {"array_keys": [*KEYS[:24], KEYS[0]]}, "found 1 repeated keys: 'c0/0.png'"),
+        ({"a": np.zeros(25)}, {"array_keys": [*KEYS, "x"]}, "a row for each of the 26 keys, found 25"),
+        ({"a": [np.zeros(25)]}, {"array_keys": KEYS}, "leave `array_keys` out"),
     ],
 )
 def test_what_cannot_be_an_array_is_told_and_makes_nothing(
@@ -679,8 +573,6 @@ def test_names_for_people_are_taken_if_they_are_of_one_class(tmp_path: Path, new
     assert open_shards(new).class_names == (*names, "cat")
     with pytest.raises(SourceError, match="'crane' is the name of several classes: choose one of n1, n2"):
         change(tmp_path / "out", tmp_path / "x", labels={"0": "crane"})
-    keep(tmp_path / "out", tmp_path / "x", classes="crane")
-    assert keys_of(tmp_path / "x") == ["0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -774,9 +666,7 @@ def test_a_sample_of_another_set_with_the_same_pixels_is_refused_wherever_it_is_
             writer.append(sample_pixels(sample, SHAPE), 0, key=f"again/{sample}", split="val")
     keep(a, tmp_path / "turned", indices=[5, 4, 3, 2])
     for first in (a, tmp_path / "turned"):
-        with pytest.raises(
-            ConvertError, match=r"3 images.*'again/2' of \S*b equals 'cat/2.png' of .*--same-images keep"
-        ):
+        with pytest.raises(ConvertError, match=r"3 images.*'again/2' of \S*b equals 'cat/2.png' of"):
             merge([first, tmp_path / "b"], new, same_keys="allow")
     assert os.listdir(tmp_path).count("new") == 0
     merge([a, tmp_path / "b"], new, same_images="keep")
@@ -841,36 +731,27 @@ def test_every_change_is_a_command(image_tree: Path, tmp_path: Path) -> None:
     run("change", out, "a", *arrays, told="made ")
     run("change", "a", "b", "--keep", "--class", "n01", "--classes", "used", told="4 samples")
     run("change", "a", "c", "--drop", "--list", "some.txt", "--split", "train", told="11 samples")
-    run("change", "a", "c2", "--drop", "--split", "val", told="made ")
+
     run("change", "a", "r", "--keep", "--random", "50%", "--seed", "1", "--where", "label < 2", told="4 samples")
     run("change", "a", "d", "--labels", "labels.csv", "--classes", "new", told="4 classes, 1 of them new: wolf")
     run("change", "a", "d2", "--labels", "labels.csv", "--classes", "classes.txt", told="1 sample relabeled")
     run("merge", "a", "d", "e", "--same-keys", "allow", "--same-images", "keep", told="24 samples")
+    run("merge", out, "f", told="made ")
     run("info", "e", "-v", told="  change.operation: merge")
-    assert (
-        json.loads(shardio("change", "a", "g", "--keep", "--class", "n01", "--json", cwd=tmp_path).stdout)["num_files"]
-        == 11
-    )
+    run("change", "a", "g", "--keep", "--class", "n01", "--json", told='"num_files": 11')
     for words, code, told in (
         (("change", out, "x", "--array", "clip"), 2, "expected NAME=FILE.npy"),
-        (("change", out, "x", "--array", "clip:picture=clip.npy"), 2, "of array, mask"),
         (("change", out, "x", "--array", "clip=clip.npy"), 1, "arrays go into one split, found train, val"),
         (("change", out, "x"), 2, "expected a change"),
         (("change", out, "x", "--class", "n01"), 2, "need --keep or --drop"),
         (("change", out, "x", "--keep"), 2, "selection has no condition"),
-        (("change", out, "x", "--keep", "--where", "label ~ 1"), 2, "a condition must be"),
         (("change", out, "x", "--labels", "labels.csv"), 1, "--classes new"),
-        (("merge", out, "x"), 0, ""),
-        (("merge", out, out, "x2"), 1, "--same-keys allow"),
+        (("merge", out, out, "x"), 1, "--same-keys allow"),
     ):
-        result = shardio(*words, cwd=tmp_path)
-        if code:
-            assert_one_clear_error(result, code, told)
+        assert_one_clear_error(shardio(*words, cwd=tmp_path), code, told)
 
 
 def test_names_of_files_in_a_parent_may_be_any(make_set: Callable[..., Path], new: Path) -> None:
-    from dataclasses import replace
-
     out = make_set(25)
     manifest = load_manifest(out)
     split = manifest.splits["train"]

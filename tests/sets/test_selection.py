@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from shardio.conversion.arrays import ArrayDeclaration
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.sets.selection import Selection
+from shardio.sets.selection import Condition, Selection, parse_condition
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def shards(tmp_path: Path) -> ShardSet:
         "odd": ("array", "bool", ()),
         "vector": ("array", "float32", (1,)),
     }
-    with ShardWriter(tmp_path / "out", (1, 1, 3), classes=["a", "b", "c"], arrays=arrays) as writer:
+    with ShardWriter(tmp_path / "out", (1, 1, 3), classes=["ant", "bee", "cat"], arrays=arrays) as writer:
         for i in range(10):
             values = {"half": i / 2, "tenth": np.float16(i / 10), "odd": i % 2 == 1, "vector": np.zeros(1, np.float32)}
             writer.append(np.zeros((1, 1, 3), np.uint8), i % 3, key=f"{'xy'[i % 2]}/{i}", **values)
@@ -41,29 +42,54 @@ def shards(tmp_path: Path) -> ShardSet:
         ({"where": "odd == 1"}, [1, 3, 5, 7, 9]),
         # float16(0.2) is less than 0.2, and float16(0.3) is more than 0.3.
         ({"where": ["tenth >= 0.2", "tenth <= 0.4", "source_width = 1", "crc32 > 0"]}, [3, 4]),
-        ({"classes": "b"}, [1, 4, 7]),
-        ({"classes": ["a", 2], "keys": "x/*"}, [0, 2, 6, 8]),
+        ({"classes": "bee"}, [1, 4, 7]),
+        ({"classes": ["ant", 2], "keys": "x/*"}, [0, 2, 6, 8]),
         ({"listed": ["y/9", "x/0"], "where": "half > 0"}, [9]),
         ({"indices": [4, 4, 1]}, [4, 4, 1]),
         ({"indices": np.arange(10) % 4 == 3}, [3, 7]),
         ({"classes": "2"}, [2, 5, 8]),
         ({"keys": [b"x/?", "*/3"]}, [0, 2, 3, 4, 6, 8]),
         ({"listed": np.array([b"y/9", b"x/0"])}, [0, 9]),
+        ({"random": 0.3, "seed": 1}, [0, 7, 9]),
+        ({"random": 0.3, "seed": 2}, [0, 2, 6]),
+        ({"random": 0.5, "seed": 1, "classes": "ant"}, [6, 9]),
     ],
 )
-def test_samples_match_every_condition(shards: ShardSet, conditions: dict[str, object], expected: list[int]) -> None:
-    assert Selection(**conditions).samples(shards.index, shards, shards.numbers).tolist() == expected  # type: ignore[arg-type]
+def test_samples_match_every_condition(shards: ShardSet, conditions: dict[str, Any], expected: list[int]) -> None:
+    assert Selection(**conditions).samples(shards.index, shards, shards.numbers).tolist() == expected
 
 
 @pytest.mark.parametrize(
-    "text", ["half", "half >", "> 3", "half >= x", "half >= 1 or 2", "half => 1", "half >= 1e", ""]
+    ("conditions", "told"),
+    [
+        *(
+            ({"where": text}, "a condition must be NAME")
+            for text in ("half", "half >", "> 3", "half >= x", "half >= 1 or 2", "half => 1", "half >= 1e", "")
+        ),
+        *(({"where": f"{name} > 1"}, rf"half, odd, tenth.*found '{name}'") for name in ("key", "vector", "haf")),
+        ({"classes": "bat"}, r"expected a class of the set, or its number from 0 to 2, found 'bat': did you mean cat"),
+        ({"classes": 3}, "found 3"),
+        ({"classes": "-1"}, "found '-1'"),
+        ({"indices": [10]}, "from 0 to 9, found 10 to 10"),
+        ({"indices": [-1]}, "from 0 to 9, found -1 to -1"),
+        ({"indices": []}, "one-dimensional array of integers or bools, found float64"),
+        ({"indices": [[1]]}, "one-dimensional array"),
+        ({"indices": [True]}, "expected a mask with 10 values, .*found 1"),
+        ({"indices": [1], "classes": "cat"}, "leave the others out"),
+        ({"random": 0}, "a fraction of the samples"),
+        ({"random": 1.5}, "a fraction of the samples"),
+    ],
 )
-def test_a_text_that_is_no_condition_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="a condition must be NAME"):
-        Selection(where=[text])
+def test_a_selection_of_no_meaning_is_refused(shards: ShardSet, conditions: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Selection(**conditions).samples(shards.index, shards, shards.numbers)
 
 
-@pytest.mark.parametrize("name", ["key", "vector", "haf"])
-def test_other_names_are_refused_with_those_that_there_are(shards: ShardSet, name: str) -> None:
-    with pytest.raises(ValueError, match=rf"half, odd, tenth.*found '{name}'"):
-        Selection(where=f"{name} > 1").samples(shards.index, shards, shards.numbers)
+def test_conditions_are_one_comparison_with_a_number() -> None:
+    assert parse_condition(" year>=2000 ") == Condition("year", ">=", 2000)
+    assert parse_condition("score = -1.5e3") == Condition("score", "=", -1500.0)
+    assert type(parse_condition("year < 3").number) is int
+    rows = np.array([((1 << 62) + 1,)], [("label", "<i8")])
+    assert not parse_condition(f"label == {1 << 62}").holds(rows, {}).any()  # as integers, and not as floats
+    assert parse_condition(f"label < {1 << 70}").holds(rows, {}).all()
+    assert not parse_condition("score >= -1e300").holds(rows, {"score": lambda: np.array([np.nan])}).any()

@@ -7,23 +7,35 @@ import errno
 import io
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import damage_set
+import numpy as np
 import pytest
+from arrays import change_split, some_arrays, write_array
+from command import printed_by, shardio
+from damage_set import Damage, Site, open_all
 from deadlines import must_not_block
-from folders import flip
+from disks import raising
+from folders import everything, flip
+from hooks import call_before
+from manifests import reseal
 from pictures import sample_pixels
+from places import CHAOS
 
+from shardio.changes.change import change
 from shardio.conversion.records import Reject, write_rejects
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import SplitEntry
-from shardio.format.layout import SampleShape, pixels_row
+from shardio.format.layout import HEADER_NBYTES, SampleShape, pixels_row
 from shardio.format.manifest import Manifest
-from shardio.format.manifest_file import commit_manifest
-from shardio.sets.rows import write_index
+from shardio.format.manifest_file import commit_manifest, load_manifest
+from shardio.sets.rows import write_index, write_order
 from shardio.sets.selection import draw_share
 from shardio.sets.verify import CheckedShare, Problem, VerifyReport, verify
 from shardio.system import opening
@@ -38,13 +50,13 @@ SHARDS = [
     for number, (first, count) in enumerate(zip(itertools.accumulate((0, *counts)), counts, strict=False))
 ]
 """(file, its first sample in the split, how many)"""
+HOWS: list[dict[str, Any]] = [{}, {"quick": True}, {"subset": 0.01}]
 FILES = [name for name, _, _ in SHARDS] + ["train-index.npy", "val-index.npy", "rejects.jsonl"]
 
 
 def write_set(
     out: Path,
     counts: dict[str, tuple[int, ...]] | None = None,
-    shape: SampleShape = SHAPE,
     classes: tuple[str, ...] = ("a", "b", "c"),
     label_of: Callable[[int], int] = lambda i: i % 3,
 ) -> Manifest:
@@ -55,16 +67,16 @@ def write_set(
         numbers = itertools.count()
         entries, rows = [], IndexRows()
         for number, count in enumerate(shard_counts):
-            with ShardFileWriter(out / f"{split}-{number:05d}.npy", pixels_row(shape), count) as shard:
+            with ShardFileWriter(out / f"{split}-{number:05d}.npy", pixels_row(SHAPE), count) as shard:
                 for i in itertools.islice(numbers, count):
                     key = f"{split}/{i}.png".encode()
-                    crc32 = shard.append(sample_pixels(i, shape))
+                    crc32 = shard.append(sample_pixels(i, SHAPE))
                     rows.append(label=label_of(i), key=key, source_size=(9, 9), crc32=crc32)
                 entries.append(shard.finish())
         index = write_index(out, split, rows.to_array(20, has_label=True))
         splits[split] = SplitEntry(len(rows), index, tuple(entries))
     rejects = [Reject("train", b"train/bad.JPEG", "damaged", "cut short"), Reject("val", b"\xff", "empty", "0 bytes")]
-    manifest = Manifest(shape, classes, splits, write_rejects(out, rejects), {"by": "a test"})
+    manifest = Manifest(SHAPE, classes, splits, write_rejects(out, rejects), {"by": "a test"})
     commit_manifest(out, manifest)
     return manifest
 
@@ -87,7 +99,8 @@ def found(out: Path, **how: Any) -> tuple[Problem, ...]:
     return report.problems
 
 
-HOWS: list[dict[str, Any]] = [{}, {"quick": True}, {"subset": 0.01}]
+def by_file(problems: tuple[Problem, ...]) -> dict[str, tuple[int, ...]]:
+    return {problem.file: problem.samples for problem in problems}
 
 
 def only(problems: tuple[Problem, ...], name: str) -> Problem:
@@ -98,15 +111,19 @@ def only(problems: tuple[Problem, ...], name: str) -> Problem:
 # --- intact sets -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 2, 8])
-@pytest.mark.parametrize("quick", [False, True])
-def test_an_intact_set_is_ok_and_all_of_it_was_looked_at(out: Path, quick: bool, workers: int) -> None:
-    report = verify(out, quick=quick, workers=workers)
-    published = sum((out / name).stat().st_size for name in FILES)
-    assert report == VerifyReport(str(out), quick, len(FILES) + 1, published, ())
-    assert report.ok
-    assert sorted(os.listdir(out)) == sorted([*FILES, "manifest.json"])
-    assert verify(str(out)).ok
+@pytest.mark.parametrize("how", [*HOWS, {"subset": 1}, {"workers": 8}], ids=str)
+def test_an_intact_set_is_ok_and_all_of_it_was_looked_at(
+    out: Path, reordered: Path, in_order: Path, how: dict[str, Any]
+) -> None:
+    for folder in (out, reordered, in_order):
+        before, seen = everything(folder), list[tuple[int, int]]()
+        report = verify(str(folder), on_progress=lambda *some, seen=seen: seen.append(some), **how)
+        assert report.ok, report.problems
+        assert (report.num_files, everything(folder)) == (len(before), before)
+        if "subset" not in how:
+            assert report.nbytes == load_manifest(folder).nbytes
+        assert sum(nbytes for nbytes, _ in seen) == (0 if how.get("quick") else report.nbytes)
+        assert {total for _, total in seen} <= {report.nbytes}
 
 
 def test_other_files_in_the_folder_mean_nothing_and_a_folder_without_a_set_is_none(out: Path, tmp_path: Path) -> None:
@@ -204,12 +221,14 @@ def test_a_missing_file_or_what_is_no_regular_file_is_found_without_blocking(out
 
 
 def test_a_damaged_index_names_no_samples_of_a_damaged_shard(out: Path) -> None:
-    """Its checksums cannot be trusted; the other split's can."""
+    """Its checksums cannot be trusted; the other split's can. A subset compares samples of the other split alone."""
     flip(out / "train-index.npy", 4200)
     flip(out / "train-00000.npy", 4100)
     flip(out / "val-00001.npy", 4100)
-    problems = {problem.file: problem.samples for problem in found(out)}
-    assert problems == {"train-index.npy": (), "train-00000.npy": (), "val-00001.npy": (4,)}
+    assert by_file(found(out)) == {"train-index.npy": (), "train-00000.npy": (), "val-00001.npy": (4,)}
+    report = verify(out, subset=1.0, seed=0)
+    assert by_file(report.problems) == {"train-index.npy": (), "val-00001.npy": (4,)}
+    assert report.subset == CheckedShare(1.0, 0, 7)
 
 
 def test_a_damaged_manifest_is_the_only_problem(out: Path) -> None:
@@ -231,14 +250,9 @@ def test_a_manifest_of_another_set_is_found_by_its_checksums(tmp_path: Path, out
 @pytest.mark.parametrize("wrong", [3, -1, 1000, -(1 << 63), (1 << 63) - 1])
 def test_labels_that_name_no_class_are_found(tmp_path: Path, wrong: int) -> None:
     write_set(tmp_path / "set", label_of=lambda i: wrong if i in (2, 25) else i % 3)
-    problems = verify(tmp_path / "set").problems
-    assert [(problem.file, problem.samples) for problem in problems] == [
-        ("train-index.npy", (2, 25)),
-        ("val-index.npy", (2,)),
-    ]
-    for problem in problems:
-        assert f"sample 2: expected a label, 0 to 2, found {wrong}" in problem.detail
-        assert problem.file in problem.detail
+    problems = found(tmp_path / "set")
+    assert by_file(problems) == {"train-index.npy": (2, 25), "val-index.npy": (2,)}
+    assert all(f"sample 2: expected a label, 0 to 2, found {wrong}" in problem.detail for problem in problems)
     assert verify(tmp_path / "set", quick=True).ok
 
 
@@ -262,16 +276,12 @@ def test_a_subset_has_at_least_its_share_of_every_shard_each_sample_once() -> No
 
 
 def test_a_subset_reads_its_samples_and_all_that_is_no_shard(out: Path) -> None:
-    calls: list[tuple[int, int]] = []
-    report = verify(out, subset=0.25, seed=3, on_progress=lambda *call: calls.append(call))
+    report = verify(out, subset=0.25, seed=3)
     num_samples = 3 + 3 + 2 + 1 + 1
     assert report.ok
     assert report.subset == CheckedShare(0.25, 3, num_samples)
     others = sum((out / name).stat().st_size for name in FILES if not name[-5].isdigit())
     assert report.nbytes == others + num_samples * NBYTES
-    assert sum(nbytes for nbytes, _ in calls) == report.nbytes
-    assert {total for _, total in calls} == {report.nbytes}
-    assert report.num_files == len(FILES) + 1
 
 
 def test_a_seed_chooses_the_same_samples_again_and_none_chooses_new_ones(out: Path) -> None:
@@ -292,27 +302,14 @@ def test_what_a_subset_reads_of_damage_is_named_by_sample_and_what_it_does_not_i
         chosen = draw_share(10, 0.3, seed, 1).tolist()
         for position in range(10):
             flip(out / "train-00001.npy", 4096 + position * NBYTES + 7)
-            problems = verify(out, subset=0.3, seed=seed).problems
+            problems = found(out, subset=0.3, seed=seed)
             if position in chosen:
                 problem = only(problems, "train-00001.npy")
                 assert problem.samples == (10 + position,)
-                expected = "crc32: expected the checksums in the index, found 1 that differ; damaged samples: "
-                assert problem.detail.startswith(
-                    f"{out / 'train-00001.npy'}: {expected}{10 + position} (train/{10 + position}.png)"
-                )
+                assert f"found 1 that differ; damaged samples: {10 + position} (train/" in problem.detail
             else:
                 assert problems == ()
             flip(out / "train-00001.npy", 4096 + position * NBYTES + 7)
-
-
-def test_without_a_sound_index_no_sample_of_its_split_is_compared(out: Path) -> None:
-    flip(out / "train-index.npy", 5000)
-    flip(out / "train-00000.npy", 4096)
-    flip(out / "val-00000.npy", 4096)
-    report = verify(out, subset=1.0)
-    assert [problem.file for problem in report.problems] == ["train-index.npy", "val-00000.npy"]
-    assert report.subset is not None
-    assert report.subset.num_samples == 7
 
 
 @pytest.mark.parametrize(
@@ -429,14 +426,251 @@ def test_an_index_that_changes_between_two_looks_is_a_problem_and_not_a_crash(ou
 
 
 def test_a_file_that_may_not_be_opened_is_a_problem(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.open
-
-    def refuse(path: Any, *args: Any, **options: Any) -> int:
+    def refuse(path: Any, *_: object, **__: object) -> None:
         if Path(path).name == "train-00001.npy":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return real(path, *args, **options)
 
-    monkeypatch.setattr(os, "open", refuse)
+    call_before(monkeypatch, os, "open", refuse)
     for quick in (False, True):
         problem = only(found(out, quick=quick), "train-00001.npy")
         assert problem.detail.endswith("expected a readable file, found: Permission denied")
+
+
+# --- arrays and orders -----------------------------------------------------------------------------------------------
+
+COUNT = 23
+ARRAYS = some_arrays(COUNT, 6, 5)
+# Rows come twice, and not at all.
+ORDER = np.array([5, 22, 5, 0, 19, 1, 1, 7, 20, 21, 3])
+
+
+@pytest.fixture
+def reordered(make_set: Callable[..., Path], tmp_path: Path) -> Path:
+    """Eleven samples in 23 stored rows: ten a shard of pixels, and seven a shard of an array."""
+    out = shutil.copytree(make_set(COUNT), tmp_path / "in-another-order")
+    change_split(out, ARRAYS, ORDER)
+    return out
+
+
+@pytest.fixture
+def in_order(make_set: Callable[..., Path], tmp_path: Path) -> Path:
+    out = shutil.copytree(make_set(COUNT), tmp_path / "in-order")
+    change_split(out, ARRAYS)
+    return out
+
+
+def damage(out: Path, name: str, row: int) -> str:
+    """Changes a stored row of the pixels or of an array. Returns the file's name."""
+    train = load_manifest(out).splits["train"]
+    nbytes = ARRAYS[name][1][0].nbytes if name else 90
+    for shard in train.arrays[name].shards if name else train.shards:
+        if row < shard.num_samples:
+            flip(out / shard.file, HEADER_NBYTES + row * nbytes + nbytes - 1)
+            return shard.file
+        row -= shard.num_samples
+    raise IndexError(row)
+
+
+@pytest.mark.parametrize("name", ["", *ARRAYS])
+def test_a_damaged_row_is_named_by_all_samples_that_use_it(reordered: Path, name: str) -> None:
+    for row, samples in ((5, (0, 2)), (22, (1,)), (1, (5, 6)), (3, (10,))):
+        file = damage(reordered, name, row)
+        problem = only(found(reordered), file)
+        assert problem.samples == samples
+        keys = ", ".join(f"{i} (c{ORDER[i] % 7}/{ORDER[i]}.png)" for i in samples)
+        assert problem.detail.endswith(f"; damaged samples: {keys}")
+        assert only(found(reordered, subset=1), file).samples == samples
+        damage(reordered, name, row)
+        assert verify(reordered).ok
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_without_an_order_a_damaged_row_is_that_of_its_sample(in_order: Path, name: str) -> None:
+    for row in (0, 6, 7, 22):
+        file = damage(in_order, name, row)
+        assert only(found(in_order), file).samples == (row,)
+        damage(in_order, name, row)
+
+
+def test_a_damaged_row_that_no_sample_uses_is_said_to_be_one(reordered: Path) -> None:
+    file = damage(reordered, "clip", 9)
+    problem = only(found(reordered), file)
+    assert problem.samples == ()
+    assert problem.detail.endswith("; damaged rows in the file that no sample uses: 2")
+    damage(reordered, "clip", 7)
+    problem = only(found(reordered), file)
+    assert problem.samples == (7,)
+    assert problem.detail.endswith("samples: 7 (c0/7.png); damaged rows in the file that no sample uses: 2")
+    assert only(found(reordered, subset=1), file).samples == (7,)
+
+
+def test_pixels_that_no_sample_uses_have_no_crc32_and_that_is_said(reordered: Path) -> None:
+    file = damage(reordered, "", 12)
+    problem = only(found(reordered), file)
+    assert problem.samples == ()
+    assert problem.detail.endswith("and 9 stored rows in it are unused and have no crc32")
+    # A subset reads samples, and none uses that row.
+    assert verify(reordered, subset=1).ok
+
+
+def test_a_lost_file_loses_the_values_of_its_samples(reordered: Path) -> None:
+    (reordered / "train-mask-00002.npy").unlink()
+    problem = only(found(reordered), "train-mask-00002.npy")
+    assert problem.samples == tuple(np.flatnonzero((ORDER >= 14) & (ORDER < 21)).tolist())
+    assert "rows in the file that no sample uses: 0, 1, 2, 3, 4" in problem.detail
+
+
+@pytest.mark.parametrize("name", ["train-order-0.npy", "train-clip-crc32.npy"])
+def test_a_damaged_order_or_file_of_checksums_is_found_and_names_no_samples(reordered: Path, name: str) -> None:
+    flip(reordered / name, HEADER_NBYTES + 1)
+    problem = only(found(reordered), name)
+    assert "sha256: expected" in problem.detail
+    assert problem.samples == ()
+    assert only(found(reordered, quick=True), name) == problem
+    damage(reordered, "clip", 0)
+    assert by_file(found(reordered)) == {name: (), "train-clip-00000.npy": ()}
+    assert only(found(reordered, subset=1), name).samples == ()
+    flip(reordered / name, 100)  # the header
+    assert name in [problem.file for problem in verify(reordered, quick=True).problems]
+
+
+def test_without_an_index_values_are_named_by_number_alone(reordered: Path) -> None:
+    flip(reordered / "train-index.npy", HEADER_NBYTES)
+    file = damage(reordered, "mask", 22)
+    problem = next(problem for problem in verify(reordered).problems if problem.file == file)
+    assert problem.samples == (1,)
+    assert problem.detail.endswith("; damaged samples: 1")
+
+
+@pytest.mark.parametrize("wrong", [-1, COUNT, 1 << 62, -(1 << 63)])
+def test_a_number_of_no_stored_row_is_found_and_named(reordered: Path, wrong: int) -> None:
+    entry = load_manifest(reordered).splits["train"].orders[0]
+    order = ORDER.copy()
+    order[4] = order[8] = wrong
+    data = bytearray((reordered / entry.file).read_bytes())
+    data[HEADER_NBYTES:] = order.tobytes()
+    reseal(reordered, entry, bytes(data))
+    for how in ({}, {"subset": 1.0}):
+        problem = only(found(reordered, **how), entry.file)
+        assert problem.samples == (4, 8)
+        assert f"sample 4: expected a stored row of the pixels, 0 to 22, found {wrong}" in problem.detail
+    assert verify(reordered, quick=True).ok
+    damage(reordered, "mask", 5)
+    assert [problem.samples for problem in verify(reordered).problems] == [(4, 8), (0, 2)]
+
+
+def test_an_order_must_fit_all_that_have_it(make_set: Callable[..., Path]) -> None:
+    out = make_set(COUNT)
+    manifest = load_manifest(out)
+    train = manifest.splits["train"]
+    short = replace(write_array(out, "train", "short", "array", np.arange(4)), order=0)
+    order = write_order(out, "train", 0, np.array([3, 2, 4, *[0] * 20]))
+    commit_manifest(out, replace(manifest, splits={"train": replace(train, orders=(order,), arrays={"short": short})}))
+    problem = only(found(out), "train-order-0.npy")
+    assert "sample 2: expected a stored row of the short, 0 to 3, found 4" in problem.detail
+
+
+def test_files_that_the_manifest_calls_larger_than_memory_are_damaged_ones(
+    make_set: Callable[..., Path], tmp_path: Path
+) -> None:
+    out, count = make_set(COUNT), 1 << 36
+    manifest = load_manifest(out)
+    train = manifest.splits["train"]
+    index = replace(train.index, nbytes=HEADER_NBYTES + count * train.index.dtype.itemsize)
+    shard = replace(train.shards[0], num_samples=count, nbytes=train.shards[0].row.file_nbytes(count))
+    huge = replace(train, num_samples=count, index=index, shards=(shard,))
+    commit_manifest(out, replace(manifest, splits={"train": huge}))
+    assert {problem.file for problem in verify(out, subset=0.5).problems} == {index.file, shard.file}
+    with pytest.raises(FormatError, match=f"{index.file}: expected {index.nbytes} bytes"):
+        change(out, tmp_path / "new", classes="used")
+
+
+def test_a_nan_is_a_value_and_a_bool_that_is_neither_0_nor_1_is_not(in_order: Path, tmp_path: Path) -> None:
+    nan = tmp_path / "nan"
+    shutil.copytree(in_order, nan)
+    entry = load_manifest(in_order).splits["train"].arrays["flags"].shards[0]
+    data = bytearray((in_order / entry.file).read_bytes())
+    data[HEADER_NBYTES + 9 * 5 + 3] = 2
+    reseal(in_order, entry, bytes(data))
+    problem = only(found(in_order), entry.file)
+    assert problem.samples == (9,)
+    assert "expected only the bytes 0 and 1 in flags, which is |b1" in problem.detail
+    assert "9 (c2/9.png)" in problem.detail
+    change_split(nan, {"scores": ("array", np.full((COUNT, 3), np.nan, "<f4"))})
+    assert found(nan) == ()
+
+
+def test_a_subset_reads_the_same_samples_whatever_arrays_there_are(make_set: Callable[..., Path]) -> None:
+    out = make_set(COUNT)
+    before = verify(out, subset=0.3, seed=5).subset
+    change_split(out, ARRAYS)
+    after = verify(out, subset=0.3, seed=5).subset
+    assert before == CheckedShare(0.3, 5, 3 + 3 + 1)
+    assert after == CheckedShare(0.3, 5, 3 + 3 + 1, 3 * (3 * 3 + 1) + 2 * 7)  # two arrays are small
+
+
+def test_the_command_says_how_many_values_were_read(reordered: Path) -> None:
+    result = shardio("verify", reordered, "--subset", "100%", "--seed", "1")
+    assert result.returncode == 0, result.stderr
+    values = len(ARRAYS) * COUNT
+    assert f"intact: 9 samples and {values} values of arrays (seed 1), sizes, headers" in result.stdout
+
+
+# --- random damage, and whether it would be noticed -------------------------------------------------------------------
+
+
+def test_every_damage_is_found_named_and_refused_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    words = ("--damages", "120", "--rounds", "10", "--seed", "5")
+    printed = printed_by(CHAOS / "damage_set.py", *words, TMPDIR=str(tmp_path))
+    assert printed.splitlines()[-1] == "120 damages, 0 not found or not named, 0 deaths, 0 hangs"
+    assert "10 rounds of training, 0 with wrong samples" in printed
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return damage_set._make_site(tmp_path / "site", "rgb")
+
+
+NAMED = "to be named, found"
+CARELESS: dict[str, tuple[dict[str, Any], Callable[[Any], Any], str]] = {
+    "sizes alone": ({"quick": True}, lambda found: found, NAMED),
+    "some samples": ({"subset": 0.2, "seed": 0}, lambda found: found, NAMED),
+    "nothing": ({}, lambda found: [], "found {}"),
+    "one file": ({}, lambda found: found[:1], NAMED),
+    "no samples": ({}, lambda found: [replace(one, samples=()) for one in found], NAMED),
+    "no path": ({}, lambda found: [replace(one, detail="damaged") for one in found], "expected the path in"),
+    "too much": ({}, lambda found: [*found, Problem("rejects.jsonl", "x", (1,))], "'rejects.jsonl': (1,)"),
+}
+
+
+@pytest.mark.parametrize("how", CARELESS)
+def test_a_careless_verifier_is_noticed(how: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, mend, told = CARELESS[how]
+
+    def careless(folder: Path, workers: int) -> VerifyReport:
+        report = verify(folder, workers=workers, **options)
+        return replace(report, problems=tuple(mend(report.problems)))
+
+    monkeypatch.setattr(damage_set, "verify", careless)
+    wrong = [text for number in range(25) if (text := site.try_damage(site.draw(7, number)))]
+    assert wrong
+    assert all(told in text for text in wrong)
+
+
+def test_a_careless_opening_is_noticed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = Damage("cut off", {"val-00001.npy": site.sound["val-00001.npy"][:-1]})
+    flipped = Damage("one bit flipped", {"val-00001.npy": site.sound["val-00001.npy"][:-1] + b"?"})
+    assert site.try_damage(cut) == site.try_damage(flipped) == ""
+    monkeypatch.setattr(damage_set, "open_all", lambda folder, split: None)
+    assert "expected val to be refused for ['val-00001.npy'], but it was opened" in site.try_damage(cut)
+    monkeypatch.setattr(damage_set, "open_all", raising(FormatError("something is damaged")))
+    assert "expected train to be refused for nothing, found something is damaged" in site.try_damage(flipped)
+
+    def refuse_another(folder: Path, split: str) -> None:
+        if split == "val":
+            raise FormatError(f"{folder / 'val-00000.npy'}: is damaged")
+        open_all(folder, split)
+
+    monkeypatch.setattr(damage_set, "open_all", refuse_another)
+    assert "expected val to be refused for ['val-00001.npy'], found" in site.try_damage(cut)

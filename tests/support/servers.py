@@ -75,13 +75,6 @@ def slow(seconds: float) -> Fault:
     return fault
 
 
-def shifted(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """A range of the right length that begins one byte later, as its Content-Range says."""
-    first, last = map(int, environ["HTTP_RANGE"].removeprefix("bytes=").split("-"))
-    answer: Iterable[bytes] = app({**environ, "HTTP_RANGE": f"bytes={first + 1}-{last + 1}"}, start_response)
-    return answer
-
-
 def whole(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     """Gives the whole object, whatever range was asked for."""
     answer: Iterable[bytes] = app(
