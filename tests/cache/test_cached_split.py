@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from shardio.cache import partial_copy
 from shardio.cache import partial_set as partialset
 from shardio.cache import stage as staging
 from shardio.cache.folder import Cache
+from shardio.cache.leases import Lease
 from shardio.cache.partial_copy import PartialCopy, remove_parts
 from shardio.cache.partial_set import PartialSet, PartialTable
 from shardio.errors import FormatError, SetNotFoundError
@@ -413,42 +414,31 @@ def _copied(cache: Path) -> object:
 # --- the set that is read meanwhile ----------------------------------------------------------------------------------
 
 
-@dataclass
-class Copy:
-    """Files that tests put there."""
-
-    path: Path
-
-    def has(self, entry: FileEntry) -> bool:
-        return (self.path / entry.file).exists()
-
-
-class CountingStorage(FolderStorage):
-    """Notes the reads from afar."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.reads: list[tuple[str, int]] = []
-
-    def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-        self.reads.append((entry.file, len(buffer)))
-        super().read_into(entry, offset, buffer)
+@pytest.fixture
+def storage(src: Path) -> Iterator[FolderStorage]:
+    with closing(FolderStorage(src)) as storage:
+        yield storage
 
 
 @pytest.fixture
-def storage(src: Path) -> Iterator[CountingStorage]:
-    storage = CountingStorage(src)
-    yield storage
-    storage.close()
+def copy(src: Path, cache: Path) -> Iterator[Lease]:
+    """A copy, into which tests put files."""
+    with Cache(cache).lease(load_manifest(src).digest) as lease:
+        lease.path.mkdir()
+        yield lease
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Copy:
-    (tmp_path / "copy").mkdir()
-    return Copy(tmp_path / "copy")
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The files that are read from afar, and how many bytes of each."""
+    reads: list[tuple[str, int]] = []
+    call_before(
+        monkeypatch, FolderStorage, "read_into", lambda _, entry, *rest: reads.append((entry.file, len(rest[1])))
+    )
+    return reads
 
 
-def opened(storage: FolderStorage, copy: Copy) -> PartialSet:
+def opened(storage: FolderStorage, copy: Lease) -> PartialSet:
     return PartialSet(storage, storage.load_manifest(), "train", copy)
 
 
@@ -470,39 +460,43 @@ def assert_whole(shards: PartialSet, rng: np.random.Generator) -> None:
         assert np.array_equal(image, sample_pixels(index)[top : top + 3, left : left + 2]), index
 
 
-def test_every_state_of_the_copy_gives_the_same_samples(src: Path, storage: CountingStorage, copy: Copy) -> None:
+def test_every_state_of_the_copy_gives_the_same_samples(
+    src: Path, storage: FolderStorage, copy: Lease, reads: list[tuple[str, int]]
+) -> None:
     rng = np.random.default_rng(1)
     shards = opened(storage, copy)
     assert_whole(shards, rng)
     for file in rng.permutation(shard_files(src)):
         shutil.copyfile(src / file, copy.path / file)
-        storage.reads.clear()
+        reads.clear()
         assert_whole(shards, rng)
-        assert file not in [name for name, _ in storage.reads]
-    assert not storage.reads
+        assert file not in [name for name, _ in reads]
+    assert not reads
     assert not shards.look()
     shutil.copyfile(src / "train-index.npy", copy.path / "train-index.npy")
     assert_whole(opened(storage, copy), rng)
-    assert not storage.reads
+    assert not reads
 
 
-def test_only_the_lines_of_a_window_are_read_from_afar(storage: CountingStorage, copy: Copy) -> None:
+def test_only_the_lines_of_a_window_are_read_from_afar(
+    storage: FolderStorage, copy: Lease, reads: list[tuple[str, int]]
+) -> None:
     shards = opened(storage, copy)
-    storage.reads.clear()
+    reads.clear()
     shards.gather(
         np.array([12]), np.empty((1, 2, 5, 3), np.uint8), Windows.of_one_size(2, 5, np.array([3]), np.array([0]))
     )
-    assert storage.reads == [("train-00001.npy", 2 * 5 * 3)]
+    assert reads == [("train-00001.npy", 2 * 5 * 3)]
 
 
-def test_an_index_that_was_damaged_is_refused(src: Path, storage: CountingStorage, copy: Copy) -> None:
+def test_an_index_that_was_damaged_is_refused(src: Path, storage: FolderStorage, copy: Lease) -> None:
     flip(src / "train-index.npy", 5000)
     with pytest.raises(FormatError, match=r"train-index\.npy: sha256"):
         opened(storage, copy)
 
 
 def test_a_storage_that_fails_names_the_sample(
-    storage: CountingStorage, copy: Copy, monkeypatch: pytest.MonkeyPatch
+    storage: FolderStorage, copy: Lease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = opened(storage, copy)
 
@@ -514,7 +508,7 @@ def test_a_storage_that_fails_names_the_sample(
         shards.gather(np.array([31]), np.empty((1, 6, 5, 3), np.uint8))
 
 
-def test_threads_read_while_shards_come(src: Path, storage: CountingStorage, copy: Copy) -> None:
+def test_threads_read_while_shards_come(src: Path, storage: FolderStorage, copy: Lease) -> None:
     shards = opened(storage, copy)
     done = threading.Event()
 
@@ -536,7 +530,7 @@ def test_threads_read_while_shards_come(src: Path, storage: CountingStorage, cop
 
 
 def test_a_look_of_another_thread_that_finds_the_copy_just_finished_disturbs_no_reader(
-    src: Path, storage: CountingStorage, copy: Copy
+    src: Path, storage: FolderStorage, copy: Lease
 ) -> None:
     manifest = load_manifest(src)
     with FolderHandle(copy.path) as folder:
@@ -551,7 +545,7 @@ def test_a_look_of_another_thread_that_finds_the_copy_just_finished_disturbs_no_
 
 
 def test_what_is_copied_is_not_asked_for_at_every_batch(
-    src: Path, storage: CountingStorage, copy: Copy, monkeypatch: pytest.MonkeyPatch
+    src: Path, storage: FolderStorage, copy: Lease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = opened(storage, copy)
     looks: list[PartialTable] = []
