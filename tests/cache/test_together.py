@@ -100,7 +100,7 @@ def test_what_a_killed_process_was_fetching_is_missing_and_what_it_had_written_i
 
 
 def test_plans_give_each_missing_byte_one_reader_and_equal_shares() -> None:
-    for seed in range(300):
+    for seed in range(100):
         rng = random.Random(seed)
         nodes, sizes = rng.randint(2, 9), [rng.randint(1, 90) for _ in range(rng.randint(1, 30))]
         blocks, start = [], 0
@@ -271,7 +271,7 @@ def said() -> list[str]:
 def nodes(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Callable[..., list[Any]]:
     """Copies a set to caches together: each node is a thread. Of `size` ranks, those without a cache do not come.
 
-    Returns the bytes that each node has read from the source, and the files that it has copied; or its LaunchError.
+    Returns the bytes that each node has read from the source, and the files that it has copied.
     """
     for name, value in (
         *(("partial_copy._LEAST_NBYTES", 1), ("partial_copy._PLAIN_NBYTES", 512)),
@@ -293,16 +293,13 @@ def nodes(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Callable[..., lis
 
     monkeypatch.setattr(staging, "open_storage", Counting)
 
-    def run(sources: Path | Sequence[Path], caches: Sequence[Path], size: int = 0) -> list[list[int] | str]:
+    def run(sources: Path | Sequence[Path], caches: Sequence[Path], size: int = 0) -> list[list[int]]:
         place = ("127.0.0.1", free_port())
 
-        def node(rank: int) -> list[int] | str:
+        def node(rank: int) -> list[int]:
             meeting = Meeting.at(place, rank, size or len(caches))
             src = sources if isinstance(sources, Path) else sources[rank]
-            try:
-                report = stage(src, caches[rank], together=meeting, on_message=said.append)
-            except LaunchError as error:
-                return str(error)
+            report = stage(src, caches[rank], together=meeting, on_message=said.append)
             return [sum(reads[threading.get_ident()]), report.num_copied]
 
         with ThreadPoolExecutor(len(caches)) as pool:
