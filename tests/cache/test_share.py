@@ -203,7 +203,7 @@ def test_the_copy_that_gives_files_is_kept_meanwhile_and_not_used(
 def test_too_little_room_leaves_no_begun_copy(
     sets: tuple[Path, Path], cache: Path, closing: ExitStack, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
-    kept = set()
+    kept: set[str] = set()
     if is_there:
         closing.enter_context(Cache(cache).lease(digest := stage(sets[0], cache).digest))
         kept = {digest, f"{digest}.lock", f"{digest}.fill"}

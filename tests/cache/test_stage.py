@@ -481,7 +481,12 @@ def test_one_copies_and_the_others_wait_and_say_so_once(
 ) -> None:
     asked, opened = threading.Event(), threading.Event()
     told, progress = list[int | None](), list[int]()
-    call_before(monkeypatch, FolderStorage, "read_into", lambda *_: asked.set() or opened.wait(60))
+
+    def hold(*_: object) -> None:
+        asked.set()
+        opened.wait(60)
+
+    call_before(monkeypatch, FolderStorage, "read_into", hold)
     options: dict[str, Any] = {"on_wait": told.append, "on_progress": lambda n, total: progress.append(n)}
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(stage, out, cache)
