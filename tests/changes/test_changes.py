@@ -65,10 +65,6 @@ def keep(out: Path, new: Path, **conditions: Any) -> ChangeReport:
     return change(out, new, keep=Selection(**conditions))
 
 
-def drop(out: Path, new: Path, **conditions: Any) -> ChangeReport:
-    return change(out, new, drop=Selection(**conditions))
-
-
 def keys_of(folder: Path, split: str = "train") -> list[str]:
     return [key.decode() for key in open_shards(folder, split).index["key"].tolist()]
 
@@ -308,9 +304,9 @@ def test_nothing_is_made_over_anything_nor_inside_the_old_set(out: Path, tmp_pat
         (out / "inside", "outside of the set"),
     ):
         with pytest.raises(ConvertError, match=told):
-            drop(out, target, classes="c1")
+            change(out, target, drop=Selection(classes="c1"))
     with pytest.raises(SetNotFoundError):
-        drop(tmp_path / "there", tmp_path / "new", classes="c1")
+        keep(tmp_path / "there", tmp_path / "new", classes="c1")
     assert os.listdir(tmp_path / "there") == []
 
 
@@ -391,16 +387,12 @@ def test_arrays_whose_samples_are_stored_alike_share_an_order(make_set: Callable
     assert verify(new).ok
 
 
-def two_splits(folder: Path, **options: Any) -> Path:
-    with ShardWriter(folder, SHAPE, classes=["c0", "c1"], **options) as writer:
-        for split, numbers in (("train", range(8)), ("val", range(8, 12))):
-            for i in numbers:
-                writer.append(sample_pixels(i, SHAPE), i % 2, split=split, key=f"c{i % 2}/{i}.png")
-    return folder
-
-
 def test_splits_that_are_not_named_stay_and_a_split_can_be_dropped(tmp_path: Path, new: Path) -> None:
-    out = two_splits(tmp_path / "two")
+    out = tmp_path / "two"
+    with ShardWriter(out, SHAPE, classes=["c0", "c1"]) as writer:
+        for i in range(12):
+            split = "train" if i < 8 else "val"
+            writer.append(sample_pixels(i, SHAPE), i % 2, split=split, key=f"c{i % 2}/{i}.png")
     change(out, new, keep=Selection(classes="c1"), split="train")
     assert samples_of(new) == [1, 3, 5, 7]
     assert samples_of(new, "val") == [8, 9, 10, 11]
