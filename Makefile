@@ -18,7 +18,7 @@ ATTACKS := fail_convert kill_convert race_convert race_stage lose_power break_no
 TORTURES := $(ATTACKS:%=tools/chaos/%.py) tools/check_order.py
 
 FRAMEWORKS = tests/recipes $(wildcard tests/conversion/test_dask_*.py tests/conversion/test_failed_start.py \
-	tests/sets/test_remote.py tests/sets/test_catalogue.py)
+	tests/sets/test_storage.py tests/sets/test_catalogue.py)
 PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
 
 .PHONY: demo test test-frameworks check lint docs torture clean

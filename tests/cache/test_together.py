@@ -187,7 +187,7 @@ def test_a_host_name_that_does_not_resolve_is_said_at_once(monkeypatch: pytest.M
 
 
 def test_jobs_at_one_port_do_not_mix_if_they_have_other_numbers_or_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.cache.meeting.MEET_SECONDS", 2.0)
+    monkeypatch.setattr("shardio.cache.meeting.MEET_SECONDS", 1.0)
     monkeypatch.setattr("shardio.cache.meeting.REGROUP_SECONDS", 0.1)
     place = ("127.0.0.1", free_port())
 
@@ -538,8 +538,8 @@ def test_nothing_listens_at_a_second_interface(make_set: Callable[..., Path], ca
 
 
 def test_a_node_that_breaks_stops_no_other_and_the_next_run_completes_the_copies(tmp_path: Path) -> None:
-    words = ("--rounds", "12", "--nodes", "3", "--seed", "1", "--folder", tmp_path)
-    assert printed_by(CHAOS / "break_nodes.py", *words).endswith("\n12 rounds, 0 violations\n")
+    words = ("--rounds", "8", "--nodes", "3", "--seed", "1", "--folder", tmp_path)
+    assert printed_by(CHAOS / "break_nodes.py", *words).endswith("\n8 rounds, 0 violations\n")
     assert not list(tmp_path.iterdir())
 
 

