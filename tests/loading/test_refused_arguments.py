@@ -13,9 +13,11 @@ import torch
 
 from shardio import ShardLoader, ShardWriter
 from shardio.augment import HorizontalFlip
-from shardio.errors import LaunchError, SetNotFoundError
+from shardio.errors import FormatError, LaunchError, SetNotFoundError
 
 Refusal = tuple[dict[str, Any], type[Exception], str]
+# It draws once for a batch.
+RANDOM_FLIP = type("RandomFlip", (), {"__module__": "torchvision.transforms.v2", "__call__": abs})()
 
 BEFORE_A_SET_IS_LOOKED_FOR: list[Refusal] = [
     *(({"path": path}, ValueError, "path") for path in (None, 3)),
@@ -50,6 +52,7 @@ OF_A_SET: list[Refusal] = [
     ({"path": "nothing"}, SetNotFoundError, "nothing"),
     *(({"split": split}, SetNotFoundError, "split") for split in ("test", None)),
     ({"digest": 4}, ValueError, "digest"),
+    ({"digest": "0" * 12}, FormatError, "digest"),
     ({"batch_size": 0}, ValueError, "batch_size"),
     ({"batch_size": 12}, ValueError, "global batch of 12"),
     ({"batch_size": 3, "rank": 3, "world_size": 4}, ValueError, "global batch of 12"),
@@ -63,6 +66,7 @@ OF_A_SET: list[Refusal] = [
     ({"arrays": ["clip", "mask", "clip"]}, ValueError, "arrays.*'clip' twice"),
     ({"arrays": ["source_width"]}, ValueError, "arrays.*'source_width'"),
     ({"images": None, "transform": HorizontalFlip()}, ValueError, "transform"),
+    ({"transform": RANDOM_FLIP}, ValueError, "RandomFlip"),
     ({"together": True, "cache": "no cache"}, LaunchError, "init_process_group"),
 ]
 
@@ -80,16 +84,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(("options", "error", "word"), BEFORE_A_SET_IS_LOOKED_FOR)
-def test_arguments_are_refused_before_a_set_is_looked_for(
-    options: dict[str, Any], error: type[Exception], word: str, tmp_path: Path
-) -> None:
-    with pytest.raises(error, match=word):
-        ShardLoader(**{"path": tmp_path / "nothing", "batch_size": 4, "device": "cpu", **options})
-
-
-@pytest.mark.parametrize(("options", "error", "word"), OF_A_SET)
-def test_arguments_that_do_not_suit_the_set_are_refused(
+@pytest.mark.parametrize(
+    ("options", "error", "word"),
+    [*(({"path": "nothing", **given}, *refusal) for given, *refusal in BEFORE_A_SET_IS_LOOKED_FOR), *OF_A_SET],
+)
+def test_arguments_are_refused(
     options: dict[str, Any], error: type[Exception], word: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(path.parent)
