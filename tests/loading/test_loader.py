@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import itertools
-import random
 import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -19,18 +20,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from deadlines import in_time, until
 from hold_batches import hold_batches
 from numpy.typing import NDArray
-from pictures import sample_images, sample_pixels
+from pictures import as_batch, sample_images, sample_pixels
+from simulated_cuda import Simulation
 from storm_close import InterruptedHere, Point
 
-import shardio.loading.gather
-import shardio.loading.iterator
-import shardio.loading.loader
-import shardio.loading.pipeline
-import shardio.loading.ring
-import shardio.loading.state
-import shardio.loading.transform
+from shardio import loading
 from shardio.augment import HorizontalFlip
 from shardio.augment.chain import Transform
 from shardio.errors import LaunchError
@@ -41,7 +38,6 @@ from shardio.reading.reader import MappedReader, Request
 
 NUM_SAMPLES = 47
 SHAPE = (6, 5, 3)
-DEADLINE_SECONDS = 10
 Batch = tuple[torch.Tensor, ...]
 MakeLoader = Callable[..., ShardLoader]
 
@@ -60,15 +56,9 @@ def loader_of(make_set: Callable[..., Path]) -> MakeLoader:
 EXPECTED = sample_images(NUM_SAMPLES, SHAPE)
 
 # The modules that the consumer's calls run, without those below.
+FOLDER = Path(loading.__file__).parent
 DRIVEN_BY_THE_CONSUMER = [
-    module.__file__
-    for module in (
-        shardio.loading.loader,
-        shardio.loading.iterator,
-        shardio.loading.pipeline,
-        shardio.loading.state,
-        shardio.loading.transform,
-    )
+    str(FOLDER / f"{name}.py") for name in ("loader", "iterator", "pipeline", "state", "transform")
 ]
 
 
@@ -103,31 +93,19 @@ def gather_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("shardio")}
 
 
-# The contents of a batch.
-
-
-@pytest.mark.parametrize("shape", [(6, 5, 3), (1, 1, 1), (4, 4, 4)])
+@pytest.mark.parametrize("shape", [(6, 5, 3), (1, 1, 1)])
 def test_images_are_uint8_in_channels_last_memory(shape: tuple[int, int, int], make_set: Callable[..., Path]) -> None:
     height, width, channels = shape
     with ShardLoader(make_set(9, shape), 4, shuffle=False, device="cpu") as loader:
-        for number, batch in enumerate(loader):
-            assert len(batch) == 2
-            images, labels = batch
+        for number, (images, labels) in enumerate(loader):
             assert images.shape == (4, channels, height, width)
             assert images.dtype == torch.uint8
             assert images.stride() == (height * width * channels, 1, width * channels, channels)
             assert images.is_contiguous(memory_format=torch.channels_last)
-            assert labels.shape == (4,)
-            assert labels.dtype == torch.int64
-            assert labels.is_contiguous()
-            for i in range(4):
-                position = 4 * number + i
-                assert np.array_equal(images[i].permute(1, 2, 0).numpy(), sample_pixels(position, shape))
-                assert labels[i] == position % 7
+            positions = range(4 * number, 4 * number + 4)
+            assert torch.equal(images, as_batch(np.stack([sample_pixels(i, shape) for i in positions])))
+            assert torch.equal(labels, torch.tensor([i % 7 for i in positions]))
         assert number == 1
-
-
-# How long a batch is valid.
 
 
 @pytest.fixture
@@ -178,18 +156,13 @@ def test_small_batches_share_a_slot_which_returns_with_the_last_of_them(tail: st
             assert loader.stats()["slots_free"] == 2
 
 
-# Order.
-
-
 def test_a_loader_that_was_made_before_its_rank_was_known_is_refused_when_it_is_read(
     loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with loader_of(4) as loader, loader_of(4, rank=0, world_size=1) as told:
-        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
-        message = "torch.distributed says rank 1 of 3: make the loader after"
-        with pytest.raises(LaunchError, match=message):
+        for name, value in {"is_initialized": True, "get_rank": 1, "get_world_size": 3}.items():
+            monkeypatch.setattr(torch.distributed, name, partial(int, value))
+        with pytest.raises(LaunchError, match="rank 1 of 3: make the loader after"):
             iter(loader)
         assert len(list(told)) == NUM_SAMPLES // 4
 
@@ -222,22 +195,6 @@ def test_a_loader_that_will_give_its_rank_an_empty_batch_says_so_when_opened_or_
     assert all("num_padded" in str(one.message) and "sums" in str(one.message) for one in told)
 
 
-def test_asking_for_an_iterator_begins_no_epoch(loader_of: MakeLoader) -> None:
-    with loader_of(4) as loader:
-        before = loader.state_dict()
-        first, second = iter(loader), iter(loader)
-        assert first.epoch == second.epoch == 0
-        assert len(first) == len(second) == NUM_SAMPLES // 4
-        assert loader.state_dict() == before
-        next(second)
-        next(first)  # the next one that begins has the next epoch, whichever was asked for first
-        assert (second.epoch, first.epoch) == (0, 1)
-        loader.set_epoch(9)
-        third = iter(loader)
-        loader.set_epoch(5)
-        assert order_of(list(third)) == order_expected(loader, 5)
-
-
 @pytest.mark.parametrize(("world_size", "start"), [(1, 30), (3, 0), (7, 30)])
 def test_the_repeats_of_a_padded_epoch_can_be_told(world_size: int, start: int, loader_of: MakeLoader) -> None:
     with loader_of(1) as whole:
@@ -264,11 +221,9 @@ def test_a_second_thread_at_the_same_time_is_an_error_and_takes_no_batch(
         assert go_on.wait(60)
         return images
 
-    seen: list[Batch] = []
-    with loader_of(4, num_threads=2, transform=hold, tail="short") as loader:
+    with loader_of(4, num_threads=2, transform=hold, tail="short") as loader, ThreadPoolExecutor(1) as pool:
         iterator = iter(loader)
-        thread = threading.Thread(target=lambda: seen.extend(iterator))
-        thread.start()
+        seen = pool.submit(list, iterator)
         try:
             assert begun.wait(60)
             state = loader.state_dict()
@@ -277,8 +232,7 @@ def test_a_second_thread_at_the_same_time_is_an_error_and_takes_no_batch(
             assert loader.state_dict() == state
         finally:
             go_on.set()
-            thread.join()
-        assert order_of(seen) == order_expected(loader, 0)
+        assert order_of(seen.result()) == order_expected(loader, 0)
 
 
 def test_threads_that_take_turns_get_each_batch_once(loader_of: MakeLoader) -> None:
@@ -290,67 +244,10 @@ def test_threads_that_take_turns_get_each_batch_once(loader_of: MakeLoader) -> N
 
 def test_two_iterators_at_once_are_two_epochs(loader_of: MakeLoader, poison: None) -> None:
     with loader_of(4, num_threads=2) as loader:
-        one, two = iter(loader), iter(loader)
-        batches: list[list[Batch]] = [[], []]
-        rng = random.Random(0)
-        while len(one) or len(two):
-            which = rng.randrange(2)
-            batches[which] += islice((one, two)[which], rng.randint(1, 3))
-        assert {one.epoch, two.epoch} == {0, 1}
-        for iterator, read in zip((one, two), batches, strict=True):
-            assert order_of(read) == order_expected(loader, iterator.epoch)
+        for epoch, read in enumerate(zip(*zip(loader, loader, strict=True), strict=True)):
+            assert order_of(list(read)) == order_expected(loader, epoch)
             for batch in read:
                 check(batch)
-
-
-# Arguments.
-
-
-def test_length_is_that_of_the_epoch_and_of_what_is_left(loader_of: MakeLoader) -> None:
-    with loader_of(5, tail="short") as loader:
-        assert len(loader) == 10
-        iterator = iter(loader)
-        for left in range(10, 0, -1):
-            assert len(iterator) == left
-            next(iterator)
-        for _ in range(3):
-            assert len(iterator) == 0
-            with pytest.raises(StopIteration):
-                next(iterator)
-
-
-def test_transform_makes_of_the_images_what_it_likes_in_the_consuming_thread(loader_of: MakeLoader) -> None:
-    calls: list[tuple[int, torch.dtype, threading.Thread]] = []
-
-    def transform(images: torch.Tensor) -> torch.Tensor:
-        calls.append((len(images), images.dtype, threading.current_thread()))
-        return images.float() / 255
-
-    with loader_of(20, transform=transform, tail="short") as loader:
-        for images, labels, indices in loader:
-            assert torch.equal(images, EXPECTED[indices].float() / 255)
-            assert torch.equal(labels, indices % 7)
-    assert calls == [(size, torch.uint8, threading.current_thread()) for size in (20, 20, 7)]
-
-
-def test_an_error_in_transform_is_the_consumer_s(loader_of: MakeLoader, poison: None) -> None:
-    calls = itertools.count(1)
-
-    def transform(images: torch.Tensor) -> torch.Tensor:
-        if next(calls) == 4:
-            raise ArithmeticError("transform failed")
-        return images
-
-    with loader_of(5, transform=transform) as loader:
-        seen = []
-        with pytest.raises(ArithmeticError, match="transform failed"):  # noqa: PT012
-            for batch in loader:
-                seen.append(batch)
-        assert loader.state_dict()["consumed"] == 3 * 5  # the fourth was not received
-        seen += loader
-        assert len(seen) == 3 + 9
-        for batch in seen:
-            check(batch)
 
 
 @pytest.mark.parametrize("event", ["line", "return"])
@@ -408,55 +305,16 @@ def test_a_profile_shows_the_stages(loader_of: MakeLoader) -> None:
     assert names.count("shardio.wait") == names.count("shardio.transform") == len(loader)
 
 
-def test_the_state_says_what_the_next_epoch_will_be(loader_of: MakeLoader) -> None:
-    def place(loader: ShardLoader) -> tuple[int, int]:
-        state = loader.state_dict()
-        return state["epoch"], state["consumed"]
-
-    with loader_of(5) as loader:
-        next(iter(loader))
-        assert place(loader) == (0, 5)
-        loader.set_epoch(1)
-        assert place(loader) == (1, 0)
-        old = iter(loader)
-        next(old)
-        loader.set_epoch(7)
-        next(old)  # it goes on, but the loader was sent elsewhere
-        assert place(loader) == (7, 0)
-        list(old)
-        assert place(loader) == (7, 0)
-        state = {**loader.state_dict(), "consumed": 10}
-        loader.load_state_dict(state)
-        assert place(loader) == (7, 10)
-        loader.set_epoch(7)
-        assert place(loader) == (7, 10)
-        assert iter(loader).epoch == 7
-        assert len(iter(loader)) == (NUM_SAMPLES - 10) // 5
-        before = iter(loader)
-        loader.set_epoch(8)
-        assert (before.epoch, len(before)) == (8, NUM_SAMPLES // 5)
-
-
 def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
     with loader_of(10, tail="short", num_threads=2) as loader:
         before = loader.stats()
-        assert before == {
-            **vars(Counts()),
-            "waited": 0.0,
-            "limited_by": "consumer",
-            "num_threads": 2,
-            "device": "cpu",
-            "io": "mmap",
-            "io_reason": "the set is in the page cache",
-            "roi": False,
-            "staging": None,
-            "read_nbytes": 0,
-            "read_retries": 0,
-            "read_ahead_hits": None,
-            "slots": 0,
-            "slots_free": 0,
-        }
-        assert not any(vars(Counts()).values())
+        words = {"limited_by": "consumer", "num_threads": 2, "device": "cpu", "io": "mmap"}
+        words |= {"io_reason": "the set is in the page cache"}
+        zeros = {*vars(Counts()), "waited", "roi", "staging", "read_nbytes", "read_retries", "read_ahead_hits"}
+        zeros |= {"slots", "slots_free"}
+        assert before.keys() == {*words, *zeros}
+        assert {name: before[name] for name in words} == words
+        assert not any(before[name] for name in zeros)
         for _ in range(2):
             list(loader)
         next(iter(loader))
@@ -470,43 +328,49 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
         assert before["batches"] == 0  # a copy, not a window
 
 
-# Errors, and ends of all kinds.
-
-
-class FailingGather:
-    """Takes the place of MappedReader.copy, and raises for the batches that hold a certain sample."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sample: int | None = None
-        self._copy = MappedReader.copy
-        monkeypatch.setattr(MappedReader, "copy", lambda *arguments: self.copy(*arguments))
-
-    def copy(self, reader: MappedReader, name: str, indices: NDArray[np.int64], *out: Any) -> None:
-        if self.sample in indices:
-            raise OSError(5, "the disk is gone")
-        self._copy(reader, name, indices, *out)
-
-
+@pytest.mark.parametrize(("device", "gathered_ahead"), [("cpu", False), ("cuda", False), ("cuda", True)])
 @pytest.mark.parametrize(("failing_step", "prefetch", "num_threads"), [(0, 0, 1), (1, 2, 4), (4, 0, 2), (8, 2, 1)])
 def test_an_error_while_gathering_is_raised_where_its_batch_was_due(
     failing_step: int,
     prefetch: int,
     num_threads: int,
+    device: str,
+    gathered_ahead: bool,
     loader_of: MakeLoader,
     poison: None,
+    closing: ExitStack,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    failing = FailingGather(monkeypatch)
-    with loader_of(5, num_threads=num_threads, prefetch=prefetch) as loader:
-        failing.sample = order_expected(loader, 0)[failing_step][2]
-        iterator = iter(loader)
-        seen = [next(iterator) for _ in range(failing_step)]
-        with pytest.raises(OSError, match="the disk is gone"):
-            next(iterator)
+    copy = MappedReader.copy
+
+    def failing(reader: MappedReader, name: str, indices: NDArray[np.int64], *out: Any) -> None:
+        if sample in indices:
+            raise OSError(5, "the disk is gone")
+        copy(reader, name, indices, *out)
+
+    def are_gathered() -> bool:
+        return not iterator._flow or all(pending.done() for *_, pending in iterator._flow._pending)
+
+    monkeypatch.setattr(MappedReader, "copy", failing)
+    if device == "cuda":
+        closing.enter_context(Simulation(1))
+    with loader_of(5, device=device, num_threads=num_threads, prefetch=prefetch) as loader:
+        sample: int | None = order_expected(loader, 0)[failing_step][2]
+        iterator: Any = iter(loader)
+        seen: list[Batch] = []
+        with pytest.raises(OSError, match="the disk is gone"):  # noqa: PT012
+            while True:
+                if gathered_ahead:
+                    until(are_gathered)
+                seen.append(next(iterator))
+        assert len(seen) == failing_step
         assert len(iterator) == 0
         assert list(iterator) == []  # it has ended, as a generator would
-        failing.sample = None
+        if device == "cuda":
+            until(lambda: loader.stats()["slots"] == loader.stats()["slots_free"])
+        sample = None
         seen += loader
+        seen = [tuple(tensor.cpu() for tensor in batch) for batch in seen]
         assert order_of(seen) == order_expected(loader, 0)[:failing_step] + order_expected(loader, 1)
         for batch in seen:
             check(batch)
@@ -517,30 +381,18 @@ def test_a_closed_loader_refuses_to_go_on(loader_of: MakeLoader, poison: None) -
     ended, iterator = iter(loader), iter(loader)
     assert len(list(ended)) == 9
     held = [next(iterator), next(iterator)]
-    assert not loader.closed
-    loader.close()
-    assert loader.closed
-    loader.close()
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="this ShardLoader was closed"):
-            next(iterator)
-    with pytest.raises(RuntimeError, match="this ShardLoader was closed"):
-        next(iter(loader))
-    assert loader.closed
-    assert list(ended) == []
-    for batch in held:
-        check(batch)
-
-
-def test_leaving_the_with_block_closes_also_after_an_error(loader_of: MakeLoader) -> None:
-    with loader_of(5) as loader:
+    with pytest.raises(ArithmeticError, match="mine"), loader:  # noqa: PT012
         assert not loader.closed
-    assert loader.closed
-    with pytest.raises(ArithmeticError, match="mine"), loader_of(5) as loader:  # noqa: PT012
-        next(iter(loader))
         raise ArithmeticError("mine")
     assert loader.closed
     assert not gather_threads()
+    loader.close()
+    for refused in (iterator, iterator, iter(loader)):
+        with pytest.raises(RuntimeError, match="this ShardLoader was closed"):
+            next(refused)
+    assert list(ended) == []
+    for batch in held:
+        check(batch)
 
 
 def test_an_iterator_keeps_its_loader_at_work(loader_of: MakeLoader) -> None:
@@ -578,12 +430,7 @@ def test_an_iterator_that_is_dropped_returns_every_slot(
 class InterruptAt(Point):
     """Interrupts shardio's reading half and threading."""
 
-    files = (
-        *DRIVEN_BY_THE_CONSUMER,
-        shardio.loading.gather.__file__,
-        shardio.loading.ring.__file__,
-        threading.__file__,
-    )
+    files = (*DRIVEN_BY_THE_CONSUMER, str(FOLDER / "gather.py"), str(FOLDER / "ring.py"), threading.__file__)
 
     def _on_event(self, frame: FrameType, event: str, argument: Any) -> None:
         if frame.f_code.co_filename in self.files:
@@ -593,40 +440,27 @@ class InterruptAt(Point):
             super()._on_event(frame, event, argument)
 
 
-def consume(loader: ShardLoader, interrupt: InterruptAt, held: list[Batch]) -> BaseException | None:
+def use(loader: ShardLoader, interrupt: InterruptAt) -> tuple[bool, list[Batch]]:
+    """Returns whether an interrupt of an epoch's first batches arrived, and these batches and all of the next epoch."""
+    held: list[Batch] = []
     try:
         interrupt(lambda: held.extend(islice(loader, 2)))
-    except BaseException as error:
-        return error
-    return None
+    except InterruptedHere:
+        arrived = True
+    else:
+        arrived = False
+    return arrived, [*held, *loader]
 
 
 def test_an_interrupt_anywhere_arrives_and_leaves_the_loader_usable(loader_of: MakeLoader, poison: None) -> None:
-    point, fired = 0, True
-    while fired:
-        loader = loader_of(12, prefetch=1, num_threads=2)
-        outcome: list[BaseException | None] = []
-        held: list[Batch] = []
-        interrupt = InterruptAt(point)
-
-        def work(loader: ShardLoader, interrupt: InterruptAt, held: list[Batch], outcome: list[Any]) -> None:
-            outcome.append(consume(loader, interrupt, held))
-            held += loader
-
-        thread = threading.Thread(target=work, args=(loader, interrupt, held, outcome), daemon=True)
-        thread.start()
-        thread.join(DEADLINE_SECONDS)
-        closer = threading.Thread(target=loader.close, daemon=True)
-        closer.start()
-        closer.join(DEADLINE_SECONDS)
-        for stuck in gather_threads():
-            stuck.name = "for ever"  # so that this test fails, and not those that come after it
-        assert not thread.is_alive(), f"interrupted at point {point}, the next epoch hangs"
-        assert not closer.is_alive(), f"interrupted at point {point}, closing hangs"
-        fired = interrupt.fired
-        assert [type(error) for error in outcome] == [InterruptedHere if fired else type(None)], (point, outcome)
+    for point in itertools.count():
+        loader, interrupt = loader_of(12, prefetch=1, num_threads=2), InterruptAt(point)
+        arrived, held = in_time(partial(use, loader, interrupt))
+        in_time(loader.close)
+        assert arrived == interrupt.fired, point
         assert len(held) in range(3, 6)
         for batch in held:
             check(batch)
-        point += 1
+        if not arrived:
+            break
     assert point > 50

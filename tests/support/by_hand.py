@@ -51,10 +51,11 @@ class Hand:
     def look(self, tensors: Any, value: int) -> None:
         self._right += [(tensor == value).all() for tensor in flat(tensors)]
 
-    def write_and_look(self, value: int, nbytes: int = 0) -> None:
-        """A tensor of the consumer's own, of the size of a batch, that is dropped before it is written and read."""
-        size = nbytes or int(np.prod(self.whole[0]))
-        self.look(torch.full((size,), value, dtype=torch.uint8, device="cuda"), value)
+    def write_and_look(self, *values: int) -> None:
+        """Tensors of the consumer's own, of the sizes of a batch, that are dropped before they are written and read."""
+        for value in values:
+            for size in (int(np.prod(self.whole[0])), 2 * 8 * self.whole[0][0]):
+                self.look(torch.full((size,), value, dtype=torch.uint8, device="cuda"), value)
 
     def all_right(self) -> bool:
         torch.cuda.synchronize()
