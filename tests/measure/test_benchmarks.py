@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pytest
 import torch
 from command import NO_GPU, printed_by, run_python
 from places import BENCHMARKS
+from simulated_cuda import Simulation
 
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
@@ -68,18 +69,12 @@ def test_a_library_that_does_not_work_is_left_out_with_its_reason(
 
 
 def test_a_loader_for_a_gpu_is_measured_beside_bare_copies(
-    make_set: Callable[..., Path],
-    module: Callable[[str], ModuleType],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_set: Callable[..., Path], module: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    augment = module("augment")
-    cuda = SimpleNamespace(synchronize=lambda device: None)
-    monkeypatch.setattr(augment, "torch", SimpleNamespace(**{**vars(torch), "cuda": cuda}))
-    monkeypatch.setattr(augment, "pinned_copies", lambda device, batch_size, nbytes: iter(lambda: batch_size, None))
     path = make_set(9, (20, 24, 3))
     options = argparse.Namespace(size=8, batch_size=4, rounds=2, batches=2)
-    augment.measure_device_loader(path, open_shards(path), options, torch.device("cpu"))
+    with Simulation():
+        module("augment").measure_device_loader(path, open_shards(path), options, torch.device("cuda:0"))
     names = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
     assert names[0] == "bare pinned copies"
     assert any(name.startswith("ShardLoader, bfloat16") for name in names)
@@ -90,13 +85,10 @@ def test_accuracies_of_shards_and_jpegs_are_compared(image_tree: Path, tmp_path:
     small += ["--narrow", 20, "--threads", 1, "--out", tmp_path / "out"]
     out = printed_by(BENCHMARKS / "accuracy.py", image_tree, *small, **NO_GPU)
     assert "12 images to train on, 6 to evaluate on, 3 classes; 16 x 16 pixels, crops of 0.08 to 1" in out
-    tables = out.split("\n\n")[1:]
-    assert [table.splitlines()[0].partition(",")[0] for table in tables] == [
-        "evaluated on the pictures of each way",
-        "evaluated on JPEGs",
-    ]
-    for table in tables:
-        lines = table.splitlines()[1:]
+    own, of_jpegs = (table.splitlines() for table in out.split("\n\n")[1:])
+    assert own[0].startswith("evaluated on the pictures of each way")
+    assert of_jpegs[0].startswith("evaluated on JPEGs")
+    for _, *lines in (own, of_jpegs):
         assert [line.partition("  ")[0] for line in lines[:3]] == ["JPEGs", "shards, crop", "shards, squash"]
         assert [line.partition(":")[0] for line in lines[3:]] == ["shards, crop - JPEGs", "shards, squash - JPEGs"]
 
@@ -122,13 +114,13 @@ def test_intervals_are_those_of_students_t(module: Callable[[str], ModuleType]) 
 def test_operations_are_compared_where_the_other_libraries_are(image_tree: Path, tmp_path: Path) -> None:
     (tmp_path / "torch.py").touch()  # the real one takes seconds
     (tmp_path / "torchvision.py").write_text("raise ImportError('it is not here')")
-    ended = run_python(BENCHMARKS / "compare_torchvision.py", image_tree, PYTHONPATH=str(tmp_path), **NO_GPU)
-    assert ended.returncode == 2
-    assert "torchvision cannot be used in the environment of" in ended.stderr
     (tmp_path / "empty").mkdir()
-    ended = run_python(BENCHMARKS / "compare_torchvision.py", tmp_path / "empty", **NO_GPU)
-    assert ended.returncode == 1
-    assert f"there are no JPEG or PNG pictures in {tmp_path / 'empty'}" in ended.stderr
+    for folder, environ, code, said in (
+        (image_tree, {"PYTHONPATH": str(tmp_path)}, 2, "torchvision cannot be used in the environment of"),
+        (tmp_path / "empty", {}, 1, f"there are no JPEG or PNG pictures in {tmp_path / 'empty'}"),
+    ):
+        ended = run_python(BENCHMARKS / "compare_torchvision.py", folder, **environ, **NO_GPU)
+        assert (ended.returncode, said in ended.stderr) == (code, True)
 
 
 def test_each_operation_that_is_compared_changes_pictures_and_has_its_own_title(
@@ -154,16 +146,10 @@ def test_each_operation_that_is_compared_changes_pictures_and_has_its_own_title(
     assert [compare.text_of(value) for value in (np.inf, 12.345)] == ["same", "12.3"]
 
 
-def run(script: str, *arguments: object) -> str:
-    ended = run_python(BENCHMARKS / script, *arguments)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    return ended.stdout
-
-
 def test_processes_share_the_pages_of_a_set_and_have_little_of_their_own(make_set: Callable[..., Path]) -> None:
     path = make_set(60, (160, 160, 3), 20)
     words = ("--processes", "2", "--batch-size", "30", "--rounds", "1", "--seconds", "0.02", "--json")
-    found: dict[str, Any] = json.loads(run("share.py", path, *words))
+    found: dict[str, Any] = json.loads(printed_by(BENCHMARKS / "share.py", path, *words))
     assert [result["processes"] for result in found["results"]] == [1, 2]
     mapped = found["split_nbytes"]
     for result in found["results"]:
@@ -182,5 +168,5 @@ def test_the_cost_of_a_check_is_told_as_a_ratio(make_set: Callable[..., Path]) -
 
 
 def test_the_costs_of_a_large_set_are_measured_in_processes_of_their_own() -> None:
-    lines = run("scale.py", "--most", "10000", "--rounds", "1").splitlines()
+    lines = printed_by(BENCHMARKS / "scale.py", "--most", "10000", "--rounds", "1").splitlines()
     assert [word.replace(",", "") for word in lines[-1].split()[:2]] == ["10000", "32"]

@@ -36,22 +36,6 @@ def paged(make_set: Callable[..., Path]) -> ShardSet:
     return shards
 
 
-class Reads:
-    """Notes the thread, the file, its O_DIRECT, the offset and the bytes of every os.preadv."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[tuple[str, str, int, int, bytes]] = []
-        self._preadv = os.preadv
-        monkeypatch.setattr(os, "preadv", self)
-
-    def __call__(self, descriptor: int, buffers: list[Any], offset: int) -> int:
-        count = self._preadv(descriptor, buffers, offset)
-        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
-        direct = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
-        self.calls.append((threading.current_thread().name, name, direct, offset, bytes(buffers[0])))
-        return count
-
-
 def test_memcpy_moves_one_large_block_of_whole_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BLOCK_NBYTES", 1000)
     with closing(limits.memcpy(90)) as steps:
@@ -88,19 +72,29 @@ def test_direct_reads_are_of_whole_samples_past_the_page_cache_by_all_threads(
 ) -> None:
     monkeypatch.setattr(limits, "_DIRECT_STEP_NBYTES", 3 * 4096)
     monkeypatch.setattr(limits, "_MAX_FILES", 2)  # of three: it opens only these
-    reads = Reads(monkeypatch)
+    calls: list[tuple[str, str, int, int, bytes]] = []
+    preadv = os.preadv
+
+    def read(descriptor: int, buffers: list[Any], offset: int) -> int:
+        count = preadv(descriptor, buffers, offset)
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        direct = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
+        calls.append((threading.current_thread().name, name, direct, offset, bytes(buffers[0])))
+        return count
+
+    monkeypatch.setattr(os, "preadv", read)
     with closing(limits.direct_reads(paged, 0)) as steps:
         assert list(islice(steps, 50)) == [3] * 50
-        while len({thread for thread, *_ in reads.calls}) < limits.DIRECT_THREADS:
+        while len({thread for thread, *_ in calls}) < limits.DIRECT_THREADS:
             next(steps)
         opened = {Path(os.path.realpath(link)).name for link in Path("/proc/self/fd").iterdir()}
     assert "train-00002.npy" not in opened
-    assert {name for _, name, *_ in reads.calls} == {"train-00000.npy", "train-00001.npy"}
-    assert len(reads.calls) >= 150
-    for _, name, direct, offset, found in reads.calls:
+    assert {name for _, name, *_ in calls} == {"train-00000.npy", "train-00001.npy"}
+    assert len(calls) >= 150
+    for _, name, direct, offset, found in calls:
         number = int(name.split("-")[1].split(".")[0]) * 10 + (offset - 4096) // 4096
         assert (direct, found) == (os.O_DIRECT, sample_pixels(number, PAGES).tobytes())
-    assert len({found for *_, found in reads.calls}) > 15
+    assert len({found for *_, found in calls}) > 15
 
 
 @pytest.mark.parametrize(

@@ -14,22 +14,21 @@ import torch
 from places import BENCHMARKS
 
 
-def round_of(rate: float) -> dict[str, float]:
-    return {
-        "images_per_second": rate,
-        "cpu_us_per_image": 1e6 / rate,
-        "first_batch_seconds": 0.5,
-        "pss": 2e6,
-        "private": 1e6,
-    }
-
-
 def row(*rates: float, note: str = "", seconds: float = 0.0) -> dict[str, Any]:
     return {
         "versions": ["x 1.0"],
         "note": note,
         "made": {"seconds": seconds},
-        "rounds": [round_of(rate) for rate in rates],
+        "rounds": [
+            {
+                "images_per_second": rate,
+                "cpu_us_per_image": 1e6 / rate,
+                "first_batch_seconds": 0.5,
+                "pss": 2e6,
+                "private": 1e6,
+            }
+            for rate in rates
+        ],
         "date": "2000-01-01",
         "command": "python it",
     }
