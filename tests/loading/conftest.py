@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import sys
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,38 @@ def start(server: socket.socket) -> Iterator[Callable[[str, Path], Interpreter]]
     yield run
     for interpreter in started:
         end(interpreter)
+
+
+@pytest.fixture(scope="session")
+def squashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set of 16 pictures of several shapes, made with --fit squash."""
+    import numpy as np
+    from pictures import encode, random_picture
+
+    from shardio.conversion.convert import convert
+
+    folder, rng = tmp_path_factory.mktemp("squashed"), np.random.default_rng(5)
+    (folder / "tree" / "a").mkdir(parents=True)
+    for i in range(16):
+        picture = random_picture(rng, *rng.integers(60, 90, 2).tolist())
+        (folder / "tree" / "a" / f"{i:02}.png").write_bytes(encode(picture, "PNG"))
+    convert(folder / "tree", folder / "out", size=48, fit="squash", workers=1, labels="folders")
+    return folder / "out"
+
+
+@pytest.fixture
+def in_threads() -> Iterator[Callable[[Callable[[int], None], int], None]]:
+    """in_threads(work, count): calls work(0), work(1), ... in threads that take turns as often as Python can."""
+
+    def run(work: Callable[[int], None], count: int) -> None:
+        with ThreadPoolExecutor(count) as pool:
+            for call in [pool.submit(work, number) for number in range(count)]:
+                call.result(60)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield run
+    sys.setswitchinterval(interval)
 
 
 @pytest.fixture

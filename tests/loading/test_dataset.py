@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import os
 import pickle
 import threading
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import pytest
 import torch
 from pictures import sample_pixels
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
@@ -43,11 +42,6 @@ def invert(image: torch.Tensor) -> torch.Tensor:
     return 255 - image
 
 
-def collate_with_worker(samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-    images, labels = default_collate(samples)
-    return images, labels, os.getpid(), torch.utils.data.get_worker_info().num_workers
-
-
 def test_many_samples_come_with_one_gather(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = ShardDataset(path)
     calls: list[int] = []
@@ -64,13 +58,10 @@ def test_many_samples_come_with_one_gather(path: Path, monkeypatch: pytest.Monke
 
 def test_images_are_copies(path: Path) -> None:
     dataset = ShardDataset(path)
-    image, _ = dataset[4]
-    image.fill_(0)
-    again, _ = dataset[4]
-    assert torch.equal(again, picture(4))
     first, second = (image for image, _ in dataset.__getitems__([4, 4]))
     first.fill_(0)
     assert torch.equal(second, picture(4))
+    assert torch.equal(dataset[4][0], picture(4))
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (4, "RGBA")])
@@ -97,20 +88,12 @@ def test_it_has_what_users_of_imagefolder_look_for(path: Path) -> None:
     assert dataset.class_to_idx == {f"c{i}": i for i in range(7)}
     assert dataset[9][1] == "label 2"
     dataset.target_transform = None
-    assert "targets" not in dataset.__getstate__()  # which a worker makes anew if it wants them
-    assert pickle.loads(pickle.dumps(dataset)).targets == dataset.targets
-
-
-def test_a_pickled_dataset_opens_the_set_anew(path: Path) -> None:
-    dataset = ShardDataset(path, transform=invert)
     data = pickle.dumps(dataset)
     assert len(data) < 2000  # no pixels, no mappings
+    assert "targets" not in dataset.__getstate__()  # which a worker makes anew if it wants them
     again = pickle.loads(data)
     assert again.shards is not dataset.shards
-    assert (again.path, again.split, len(again)) == (str(path), "train", NUM_SAMPLES)
-    for i in range(NUM_SAMPLES):
-        assert torch.equal(again[i][0], 255 - picture(i))
-    assert len(dataset) == NUM_SAMPLES  # pickling does not close the first
+    assert again.targets == dataset.targets
 
 
 # torch and numpy have threads of their own, and Python from 3.12 on warns of forking with any.
@@ -122,25 +105,16 @@ def test_under_a_data_loader_with_workers(path: Path, context: str) -> None:
         batch_size=5,
         num_workers=2,
         multiprocessing_context=context,
-        collate_fn=collate_with_worker,
         timeout=60,
         # One set of workers for both epochs: the second must not need the first's mapping.
         persistent_workers=True,
     )
-    workers = set()
+    expected = torch.stack([255 - picture(i) for i in range(NUM_SAMPLES)])
     for _ in range(2):
-        position = 0
-        for images, labels, worker, num_workers in loader:
-            assert num_workers == 2
-            workers.add(worker)
-            for image, label in zip(images, labels.tolist(), strict=True):
-                assert torch.equal(image, 255 - picture(position))
-                assert label == position % 7
-                position += 1
-        assert position == NUM_SAMPLES
-    assert len(workers) == 2
-    assert os.getpid() not in workers
-    del loader, images, labels, image
+        images, labels = (torch.cat(parts) for parts in zip(*loader, strict=True))
+        assert torch.equal(images, expected)
+        assert torch.equal(labels, torch.arange(NUM_SAMPLES) % 7)
+    del loader
     gc.collect()
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
@@ -155,34 +129,31 @@ def loader_of(make_set: Callable[..., Path]) -> MakeLoader:
     )
 
 
-# The dataset of a loader.
-
-
 @pytest.mark.parametrize("indices", [None, CHOSEN])
 def test_the_dataset_has_the_samples_that_an_epoch_is_drawn_from(
     indices: list[int] | None, loader_of: MakeLoader
 ) -> None:
     there = list(range(NUM_SAMPLES)) if indices is None else indices
     with loader_of(indices=indices) as loader:
+        assert loader.batch_sampler is None
         dataset = loader.dataset
         assert isinstance(dataset, Dataset)
         assert dataset is loader.dataset
+        assert len(DataLoader(dataset, loader.batch_size, drop_last=True)) == len(loader)
         assert len(dataset) == len(there)
-        assert dataset.classes == loader.shards.classes
-        assert dataset.class_to_idx == {f"c{i}": i for i in range(7)}
         assert dataset.targets == [i % 7 for i in there]
         for position, i in enumerate(there):
             for index in (position, position - len(there)):
                 image, label = dataset[index]
-                assert torch.equal(image, torch.from_numpy(sample_pixels(i, SHAPE)).permute(2, 0, 1))
+                assert torch.equal(image, picture(i))
                 assert (label, type(label)) == (i % 7, int)
         assert [label for _, label in dataset] == dataset.targets
-        again = pickle.loads(pickle.dumps(dataset))
-        assert len(again) == len(dataset)
-        assert next(iter(DataLoader(Subset(again, [0, 2]), 2)))[1].tolist() == [there[0] % 7, there[2] % 7]
         for index in (len(there), -len(there) - 1):
             with pytest.raises(IndexError, match=f"index {index} is out of range"):
                 dataset[index]
+    again = pickle.loads(pickle.dumps(dataset))
+    assert len(again) == len(dataset)
+    assert next(iter(DataLoader(Subset(again, [0, 2]), 2)))[1].tolist() == [there[0] % 7, there[2] % 7]
 
 
 def test_a_transform_of_the_dataset_would_do_nothing_and_is_an_error(loader_of: MakeLoader) -> None:
@@ -191,20 +162,6 @@ def test_a_transform_of_the_dataset_would_do_nothing_and_is_an_error(loader_of: 
             assert getattr(loader.dataset, name, None) is None
             with pytest.raises(AttributeError, match=f"{name}: .* set the loader's transform instead"):
                 setattr(loader.dataset, name, abs)
-
-
-def test_a_loader_that_is_forgotten_ends_though_its_dataset_and_sampler_were_asked_for(loader_of: MakeLoader) -> None:
-    loader = loader_of()
-    dataset = loader.dataset
-    assert len(loader.sampler) == 20
-    threads = list(loader._pipeline._threads._threads)
-    del loader
-    assert threads
-    assert not any(thread.is_alive() for thread in threads)
-    assert dataset[3][1] == 3
-
-
-# The sampler, and sizes.
 
 
 @pytest.mark.parametrize(("tail", "rank", "world_size"), [("drop", 0, 1), ("pad", 2, 3), ("short", 2, 3)])
@@ -218,30 +175,17 @@ def test_the_sampler_gives_the_indices_of_the_batches_that_come(
             assert coming == [i for _, _, indices in loader for i in indices.tolist()]
         loader.sampler.set_epoch(1)
         assert iter(loader).epoch == 1
-        first = next(iter(loader))
-        state = loader.state_dict()
-        loader.load_state_dict(state)
+        next(iter(loader))
+        loader.load_state_dict(loader.state_dict())
         loader.sampler.set_epoch(1)  # the one that is under way
         rest = list(loader.sampler)
-        assert [*first[2].tolist(), *rest] == [*first[2].tolist(), *(i for b in loader for i in b[2].tolist())]
-
-
-def test_sizes_are_those_of_a_data_loader(loader_of: MakeLoader) -> None:
-    with loader_of(4) as loader:
-        twin = DataLoader(loader.dataset, batch_size=4, drop_last=True)
-        assert (loader.batch_size, len(loader), len(loader.dataset)) == (twin.batch_size, len(twin), NUM_SAMPLES)
-        assert loader.batch_sampler is None
-
-
-# Arguments.
+        assert rest == [i for _, _, indices in loader for i in indices.tolist()]
 
 
 def test_every_argument_of_a_data_loader_is_named_with_what_to_use_instead(loader_of: MakeLoader) -> None:
-    ours = {"num_workers": "num_threads=", "drop_last": "tail=", "generator": "seed=", "prefetch_factor": "prefetch="}
-    ours |= {
-        "num_replicas": "world_size=",
-        "num_samples": "epoch_batches=",
-        "collate_fn": "transform=",
+    ours = {
+        "drop_last": "tail=",
+        "generator": "seed=",
         "sampler": "indices= and weights=",
         "pin_memory": "leave it out",
     }
@@ -252,9 +196,6 @@ def test_every_argument_of_a_data_loader_is_named_with_what_to_use_instead(loade
         loader_of(num_workers=4, drop_last=True)
     with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
         loader_of(bogus=1)
-
-
-def test_the_arguments_are_those_that_a_data_loader_has() -> None:
     theirs = set(inspect.signature(DataLoader.__init__).parameters) - {"self", "dataset", "batch_size", "shuffle"}
     assert theirs <= set(_INSTEAD)
     assert not set(_INSTEAD) & set(inspect.signature(ShardLoader).parameters)
@@ -264,9 +205,6 @@ def test_the_arguments_are_those_that_a_data_loader_has() -> None:
 def test_a_data_loader_around_a_loader_is_told_to_be_left_out(options: dict[str, Any], loader_of: MakeLoader) -> None:
     with loader_of() as loader, pytest.raises(TypeError, match="do not wrap it in a DataLoader, or wrap a"):
         next(iter(DataLoader(loader, **options)))  # type: ignore[arg-type]
-
-
-# Copies, and other processes.
 
 
 @pytest.mark.parametrize("make", [pickle.dumps, copy.copy, copy.deepcopy])
@@ -282,20 +220,13 @@ def test_a_loader_and_its_iterators_are_not_copied_and_say_what_to_do(
         assert len(list(loader)) == len(loader)
 
 
-# How objects show themselves.
-
-
-def test_a_loader_says_what_it_is_in_one_line(loader_of: MakeLoader) -> None:
+def test_loaders_sets_datasets_and_samples_say_what_they_are_in_one_line(loader_of: MakeLoader, tmp_path: Path) -> None:
     loader = loader_of(4, rank=1, world_size=2, tail="short")
     path = loader.shards.path
     text = f"<ShardLoader {path}, train: 3 batches of 4 x {SHAPE}, rank 1 of 2, on cpu"
     assert repr(loader) == text + ">"
     loader.close()
     assert repr(loader) == text + ", closed>"
-
-
-def test_sets_datasets_and_samples_say_what_they_are_in_one_line(make_set: Callable[..., Path], tmp_path: Path) -> None:
-    path = make_set(NUM_SAMPLES, SHAPE)
     dataset = ShardDataset(path)
     text = f"<ShardSet {path}, train: 23 samples of (6, 5, 3), 7 classes, digest {dataset.shards.digest[:12]}>"
     assert repr(dataset.shards) == text

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,10 @@ def left_behind(before: dict[int, weakref.ref[Any]]) -> list[str]:
 
 
 def fail_once(kind: type[BaseException], step: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    calls: list[None] = []
+    calls = count(1)
 
     def function(images: torch.Tensor) -> torch.Tensor:
-        calls.append(None)
-        if len(calls) == step:
+        if next(calls) == step:
             raise kind("here")
         return images
 
@@ -67,16 +66,6 @@ def fail_from_another(image: torch.Tensor) -> torch.Tensor:
         raise ArithmeticError
     except ArithmeticError:
         raise LookupError from None
-
-
-def read_all(loader: ShardLoader) -> None:
-    for _ in loader:
-        pass
-
-
-def break_out(loader: ShardLoader) -> None:
-    for _ in loader:
-        break
 
 
 def raise_in_the_loop(loader: ShardLoader) -> None:
@@ -114,19 +103,20 @@ def ways() -> dict[str, tuple[Leave, dict[str, Any]]]:
     """Ways of leaving an iterator, each with options of the loader."""
     return {
         "not begun": (iter, {}),
-        "read to its end": (read_all, {}),
-        "break": (break_out, {}),
+        "read to its end": (list, {}),
+        "break": (lambda loader: next(iter(loader)), {}),
         "an error in the loop": (raise_in_the_loop, {}),
-        "an error in the transform": (read_all, {"transform": fail_once(ArithmeticError, 3)}),
-        "Ctrl-C in the first batch": (read_all, {"transform": fail_once(KeyboardInterrupt, 1)}),
+        "an error in the transform": (list, {"transform": fail_once(ArithmeticError, 3)}),
+        "Ctrl-C in the first batch": (list, {"transform": fail_once(KeyboardInterrupt, 1)}),
         "an iterator that lives longer than its loader": (keep_the_iterator, {}),
         "closed in mid-epoch": (close_and_go_on, {}),
         "peek(), and next(iter(loader)) in the loop": (peek_and_look, {}),
         "two iterators": (two_iterators, {}),
-        "crops": (break_out, {"transform": Compose([RandomCrop(4), Normalize("imagenet")])}),
-        "a crop that does not fit": (read_all, {"transform": RandomCrop(64)}),
-        "an error in a transform of single samples": (read_all, {"transform": PerSample(fail_from_another)}),
-        "a damaged shard": (read_all, {"check": "sample"}),
+        "dataset and sampler": (lambda loader: (loader.dataset, loader.sampler), {}),
+        "crops": (lambda loader: next(iter(loader)), {"transform": Compose([RandomCrop(4), Normalize("imagenet")])}),
+        "a crop that does not fit": (list, {"transform": RandomCrop(64)}),
+        "an error in a transform of single samples": (list, {"transform": PerSample(fail_from_another)}),
+        "a damaged shard": (list, {"check": "sample"}),
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 import time
 import traceback
@@ -12,16 +11,14 @@ import weakref
 from collections.abc import Callable
 from itertools import count, product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from deadlines import in_time
+from deadlines import in_time, until
 from numpy.typing import NDArray
-from pictures import sample_pixels
 
 from shardio.loading.gather import GatherThreads, Pending, head_start_seconds
-from shardio.loading.iterator import LoaderIterator
 from shardio.loading.loader import ShardLoader
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.ring import Slot, new_slot
@@ -30,6 +27,7 @@ from shardio.reading.reader import BatchMemory, Reader, Request
 SHAPE = (6, 5, 3)
 DEADLINE_SECONDS = 10
 NOBODY = -99
+InThreads = Callable[[Callable[[int], None], int], None]
 
 
 class StandIn(Reader):
@@ -46,19 +44,6 @@ class StandIn(Reader):
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Any = None) -> None:
         self.before(indices)
         out[:] = indices.astype(np.uint8)[:, None, None, None]
-
-
-class Gate:
-    """Notes the samples of parts that are begun, and holds the parts back."""
-
-    def __init__(self) -> None:
-        self.entered, self.go_on = threading.Event(), threading.Event()
-        self.copied: list[int] = []
-
-    def __call__(self, indices: NDArray[np.int64]) -> None:
-        self.copied += indices.tolist()
-        self.entered.set()
-        assert self.go_on.wait(DEADLINE_SECONDS)
 
 
 class Caller(Reader):
@@ -82,47 +67,35 @@ def fresh_slot(batch_size: int = 9) -> Slot:
 
 def check(slot: Slot, indices: NDArray[np.int64]) -> None:
     """Checks that the slot holds the stand-in's samples of these indices, and that nothing behind them was touched."""
-    size = len(indices)
-    assert (slot.images[:size] == indices.astype(np.uint8)[:, None, None, None]).all()
-    assert np.array_equal(slot.labels[:size], indices * 3)
-    assert np.array_equal(slot.indices[:size], indices)
-    assert (slot.images[size:] == 0xEE).all()
-    assert (slot.labels[size:] == NOBODY).all()
-    assert (slot.indices[size:] == NOBODY).all()
+    size, expected = len(indices), fresh_slot(len(slot.labels))
+    expected.images[:size] = indices.astype(np.uint8)[:, None, None, None]
+    expected.labels[:size], expected.indices[:size] = indices * 3, indices
+    for name in ("images", "labels", "indices"):
+        assert np.array_equal(getattr(slot, name), getattr(expected, name))
+
+
+def parts_of(size: int, num_threads: int, min_part_nbytes: int = 0) -> list[int]:
+    """The sizes of the parts in which threads read a batch."""
+    parts: list[int] = []
+    reader, threads = StandIn(lambda indices: parts.append(len(indices))), GatherThreads(num_threads)
+    reader.min_part_nbytes = min_part_nbytes
+    threads.submit(reader, Request(np.arange(size)), fresh_slot()).wait()
+    threads.close()
+    return parts
 
 
 @pytest.mark.parametrize("num_threads", [1, 3, 4])
 def test_a_batch_is_split_over_all_threads_as_evenly_as_can_be(num_threads: int) -> None:
-    threads = GatherThreads(num_threads)
     for size in range(10):
-        parts: list[int] = []
-        reader = StandIn(lambda indices, parts=parts: parts.append(len(indices)))  # type: ignore[misc]
-        threads.submit(reader, Request(np.arange(size)), fresh_slot()).wait()
-        assert sum(parts) == size
-        assert len(parts) == min(num_threads, size)
+        parts = parts_of(size, num_threads)
+        assert (sum(parts), len(parts)) == (size, min(num_threads, size))
         assert max(parts, default=0) - min(parts, default=0) <= 1
-    threads.close()
 
 
-@pytest.mark.parametrize(("min_part_nbytes", "num_parts"), [(0, 4), (100, 4), (300, 3), (810, 2), (811, 1)])
-def test_a_batch_that_is_only_copied_takes_a_thread_for_so_many_bytes(min_part_nbytes: int, num_parts: int) -> None:
-    parts: list[int] = []
-    reader, threads, slot = StandIn(lambda indices: parts.append(len(indices))), GatherThreads(4), fresh_slot()
-    reader.min_part_nbytes = min_part_nbytes
-    assert slot.nbytes == 810
-    threads.submit(reader, Request(np.arange(9)), slot).wait()
-    threads.close()
-    assert len(parts) == num_parts
-
-
-def test_batches_are_served_in_the_order_in_which_they_were_asked_for() -> None:
-    served: list[int] = []
-    threads = GatherThreads(1)
-    reader = StandIn(lambda indices: served.extend(indices.tolist()))
-    for pending in [threads.submit(reader, Request(np.array([number])), fresh_slot()) for number in range(50)]:
-        pending.wait()
-    threads.close()
-    assert served == list(range(50))
+def test_a_batch_that_is_only_copied_takes_a_thread_for_so_many_bytes() -> None:
+    # 9 samples of 90 bytes.
+    for min_part_nbytes, num_parts in ((100, 4), (300, 3), (810, 2), (811, 1)):
+        assert len(parts_of(9, 4, min_part_nbytes)) == num_parts
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux has it")
@@ -158,9 +131,7 @@ def test_an_error_reaches_wait_with_its_traceback_and_no_other_batch(num_threads
         assert names[-2:] == ["copy", "before"]
         assert pending.done()
         pending.abandon(released.append)
-        pending.abandon(released.append)
         assert released == [slot]
-    assert len(released) == 1
     threads.close()
 
 
@@ -209,40 +180,34 @@ def test_a_batch_abandoned_from_within_its_own_part_returns_after_it() -> None:
     assert pending.done()
 
 
-def test_abandoning_in_a_race_with_the_last_part_returns_the_slot_once() -> None:
-    rounds = 500
-    batches = [(fresh_slot(1), pending_of(fresh_slot(1), 1, 2)) for _ in range(rounds)]
-    released: list[list[Slot]] = [[] for _ in range(rounds)]
+def test_abandoning_in_a_race_with_the_last_part_returns_the_slot_once(in_threads: InThreads) -> None:
+    batches = [pending_of(fresh_slot(1), 1, 2) for _ in range(500)]
+    released: list[list[Slot]] = [[] for _ in batches]
     barrier = threading.Barrier(3)
 
-    def part() -> None:
-        for _, pending in batches:
+    def work(number: int) -> None:
+        for pending, into in zip(batches, released, strict=True):
             barrier.wait(DEADLINE_SECONDS)
-            pending.run(lambda: None, refused=False)
+            if number:
+                pending.run(lambda: None, refused=False)
+            else:
+                pending.abandon(into.append)
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=part, daemon=True) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for (_, pending), into in zip(batches, released, strict=True):
-            barrier.wait(DEADLINE_SECONDS)
-            pending.abandon(into.append)
-        for thread in threads:
-            thread.join(DEADLINE_SECONDS)
-            assert not thread.is_alive()
-    finally:
-        sys.setswitchinterval(interval)
-    assert [len(into) for into in released] == [1] * rounds
+    in_threads(work, 3)
+    assert [len(into) for into in released] == [1] * len(batches)
 
 
 def test_closing_refuses_what_is_queued_and_ends_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, closing = Gate(), threading.Event()
+    entered, closing, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def hold(indices: NDArray[np.int64]) -> None:
+        entered.set()
+        assert go_on.wait(DEADLINE_SECONDS)
+
     threads = GatherThreads(1)
-    running = threads.submit(StandIn(gate), Request(np.arange(4)), slot := fresh_slot())
-    queued = [threads.submit(StandIn(gate), Request(np.arange(4)), fresh_slot()) for _ in range(3)]
-    assert gate.entered.wait(DEADLINE_SECONDS)
+    running = threads.submit(StandIn(hold), Request(np.arange(4)), slot := fresh_slot())
+    queued = [threads.submit(StandIn(hold), Request(np.arange(4)), fresh_slot()) for _ in range(3)]
+    assert entered.wait(DEADLINE_SECONDS)
     (worker,) = threads._threads
     wait = worker.wait
     monkeypatch.setattr(worker, "wait", lambda seconds: (closing.set(), wait(seconds)))
@@ -250,7 +215,7 @@ def test_closing_refuses_what_is_queued_and_ends_the_threads(monkeypatch: pytest
     closer.start()
     assert closing.wait(DEADLINE_SECONDS)
     assert closer.is_alive()  # it waits for what is being copied
-    gate.go_on.set()
+    go_on.set()
     closer.join(DEADLINE_SECONDS)
     assert not closer.is_alive()
     assert running.wait() is slot
@@ -297,8 +262,6 @@ def test_an_idle_thread_holds_no_batch() -> None:
     threads.close()
 
 
-# The head start: a batch for which there is time is begun a little later, and no other is.
-
 HOUR = 3600.0
 
 
@@ -318,9 +281,7 @@ def submitted(threads: GatherThreads, begun: list[float], seconds: float) -> Pen
 def test_no_part_is_begun_before_the_head_start_is_over() -> None:
     threads, begun = GatherThreads(3), list[float]()
     earliest = time.perf_counter() + 0.05
-    pending = submitted(threads, begun, 0.05)
-    while not pending.done():
-        time.sleep(0.001)
+    until(submitted(threads, begun, 0.05).done)
     assert len(begun) == 3
     assert min(begun) >= earliest
     pending = submitted(threads, begun, HOUR)
@@ -332,13 +293,10 @@ def test_no_part_is_begun_before_the_head_start_is_over() -> None:
 def test_a_batch_that_is_abandoned_gives_its_slot_back_at_once() -> None:
     threads, begun = GatherThreads(3), list[float]()
     given_back: list[Slot] = []
-    is_back = threading.Event()
-    pending = submitted(threads, begun, HOUR)
-    pending.abandon(lambda slot: (given_back.append(slot), is_back.set())[0])
-    assert is_back.wait(timeout=30)
-    assert len(given_back) == 1
-    assert begun == []
+    submitted(threads, begun, HOUR).abandon(given_back.append)
+    until(lambda: given_back)
     in_time(threads.close)
+    assert (len(given_back), begun) == (1, [])
 
 
 @pytest.fixture
@@ -356,42 +314,27 @@ def head_starts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return given
 
 
-def until_all_are_ready(batches: LoaderIterator) -> None:
-    flow: Any = batches._flow
-    while not all(pending.done() for *_, pending in flow._pending):
-        time.sleep(0.001)
-
-
-def test_a_step_gets_a_head_start_once_the_loader_is_ahead(
-    make_set: Callable[..., Path], head_starts: list[float]
-) -> None:
-    with ShardLoader(make_set(34), 4, device="cpu", shuffle=False, return_indices=True) as loader:
-        batches = cast(LoaderIterator, iter(loader))
-        for number, (images, _, indices) in enumerate(batches):
-            assert np.array_equal(images[0].permute(1, 2, 0).numpy(), sample_pixels(int(indices[0])))
-            assert number * 4 == indices[0]
-            time.sleep(0.01)  # the step
-            until_all_are_ready(batches)
-    # Three are submitted for the first batch, which is waited for, and one for each after it.
-    assert head_starts[:3] == [0.0, 0.0, 0.0]
-    assert len(head_starts) == 8
-    assert all(0.00125 <= seconds <= 0.02 for seconds in head_starts[3:])
-
-
-def test_a_batch_is_begun_at_once_while_another_is_late(
+def test_a_step_gets_a_head_start_once_the_loader_is_ahead_and_none_while_a_batch_is_late(
     make_set: Callable[..., Path], head_starts: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = threading.Event()
-    run = Pending.run
-    parts = count()
+    gate, run, parts = threading.Event(), Pending.run, count()
 
     def held_back(self: Pending, part: slice, *, refused: bool) -> None:
         if next(parts) == 2:
             assert gate.wait(timeout=60)
         run(self, part, refused=refused)
 
-    monkeypatch.setattr(Pending, "run", held_back)
     with ShardLoader(make_set(34), 4, device="cpu", num_threads=1) as loader:
+        batches: Any = iter(loader)
+        for _ in batches:
+            time.sleep(0.01)  # the step
+            until(lambda: all(pending.done() for *_, pending in batches._flow._pending))
+        # Three are submitted for the first batch, which is waited for, and one for each after it.
+        assert head_starts[:3] == [0.0, 0.0, 0.0]
+        assert len(head_starts) == 8
+        assert all(0.00125 <= seconds <= 0.02 for seconds in head_starts[3:])
+        head_starts.clear()
+        monkeypatch.setattr(Pending, "run", held_back)
         batches = iter(loader)
         for _ in range(2):
             next(batches)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from arrays import Given, change_split, some_arrays
+from by_hand import flat
 from numpy.typing import NDArray
 from pictures import as_batch, sample_pixels
 from torch.utils.data import DataLoader
@@ -187,26 +188,6 @@ def test_a_function_of_the_pictures_alone_is_refused_beside_masks(
         assert len(next(iter(loader))) == 4
 
 
-@pytest.mark.parametrize(
-    ("make", "fill"),
-    [
-        (augment.Compose, 255),
-        (lambda parts, fill: augment.Views([augment.Compose(parts)] * 2, fill), {"mask": 255, "depth": 9}),
-    ],
-)
-def test_a_loader_fills_masks_with_what_its_transform_carries(
-    loader_of: Callable[..., ShardLoader], make: Callable[..., augment.Transform], fill: Any
-) -> None:
-    parts = [augment.RandomCrop(5, padding=2), augment.RandomRotation((30, 60))]
-    options: dict[str, Any] = {"arrays": ["mask", "depth"], "seed": 2}
-    with loader_of(**options) as plain, loader_of(transform=make(parts, fill), **options) as loader:
-        for (stored, _, indices, masks), (images, _, _, more) in zip(plain, loader, strict=True):
-            called = {"masks": masks, "mask_fill": fill, "indices": indices, "seed": 2, "epoch": 0}
-            pictures, filled = make(parts, None)(stored, **called)
-            assert all(map(torch.equal, tensors_in(images), tensors_in(pictures)))
-            assert all(map(torch.equal, tensors_in(more), tensors_in(filled)))
-
-
 @pytest.mark.filterwarnings("ignore:.*empty on rank:RuntimeWarning")
 @pytest.mark.parametrize(
     ("transform", "arrays"),
@@ -225,15 +206,9 @@ def test_a_rank_without_samples_gets_an_empty_batch_like_the_others(
     options: dict[str, Any] = {"device": "cpu", "arrays": arrays, "tail": "short", "world_size": 2}
     with ShardLoader(path, 13, rank=0, transform=transform, **options) as loader:
         first, last = loader
-    for full, empty in zip(tensors_in(first), tensors_in(last), strict=True):
+    for full, empty in zip(flat(first), flat(last), strict=True):
         assert empty.shape == (0, *full.shape[1:])
         assert empty.dtype == full.dtype
-
-
-def tensors_in(batch: Any) -> list[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    return [tensor for part in (batch.values() if isinstance(batch, dict) else batch) for tensor in tensors_in(part)]
 
 
 @pytest.mark.usefixtures("poison")
@@ -248,8 +223,8 @@ def test_arrays_arrive_on_the_device_whenever_it_gets_to_them(seed: int, haste: 
         for epoch in range(2):
             expected = [i for batch in loader._position.sampler.batches(epoch) for i in batch.tolist()]
             for batch in loader:
-                assert all(tensor.is_cuda for tensor in tensors_in(batch))
-                batches.append([tensor.clone() for tensor in tensors_in(batch)])
+                assert all(tensor.is_cuda for tensor in flat(batch))
+                batches.append([tensor.clone() for tensor in flat(batch)])
             seen = []
             while batches:
                 images, labels, indices, *more = [tensor.cpu() for tensor in batches.pop(0)]

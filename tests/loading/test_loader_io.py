@@ -32,6 +32,7 @@ RESERVED = (2 + 2) * 5 * 90
 DEADLINE_SECONDS = 10
 IOS: list[Io] = ["auto", "mmap", "pread", "direct"]
 MakeLoader = Callable[..., ShardLoader]
+Events = list[tuple[str, tuple[int, ...]]]
 
 
 @pytest.fixture
@@ -96,55 +97,45 @@ def test_the_batches_of_all_ranks_of_the_node_need_memory_too(
             assert loader.stats()["io"] in engines
 
 
-# Read-ahead.
-
-
-class Announced:
-    """Notes what is announced and what is read, in order."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.events: list[tuple[str, tuple[int, ...]]] = []
-        copy = MappedReader.copy
-
-        def noting(reader: MappedReader, name: str, indices: NDArray[np.int64], *out: Any) -> None:
-            self.events.append(("read", tuple(indices.tolist())))
-            copy(reader, name, indices, *out)
-
-        monkeypatch.setattr(MappedReader, "begin_epoch", lambda reader: True)
-        monkeypatch.setattr(MappedReader, "min_part_nbytes", 0)
-        monkeypatch.setattr(MappedReader, "copy", noting)
-        monkeypatch.setattr(
-            MappedReader,
-            "will_read",
-            lambda reader, request: self.events.append(("hint", tuple(request.indices.tolist()))),
-        )
-
-    def of(self, kind: str) -> list[tuple[int, ...]]:
-        return [indices for name, indices in self.events if name == kind]
-
-
 @pytest.fixture
-def announced(monkeypatch: pytest.MonkeyPatch) -> Announced:
-    return Announced(monkeypatch)
+def events(monkeypatch: pytest.MonkeyPatch) -> Events:
+    """What is announced, ("hint", samples), and what is read, ("read", samples), in order."""
+    events: Events = []
+    copy = MappedReader.copy
+
+    def read(reader: MappedReader, name: str, indices: NDArray[np.int64], *out: Any) -> None:
+        events.append(("read", tuple(indices.tolist())))
+        copy(reader, name, indices, *out)
+
+    def hint(reader: MappedReader, request: Request) -> None:
+        events.append(("hint", tuple(request.indices.tolist())))
+
+    changed = {"begin_epoch": lambda reader: True, "min_part_nbytes": 0, "copy": read, "will_read": hint}
+    for name, value in changed.items():
+        monkeypatch.setattr(MappedReader, name, value)
+    return events
 
 
 @pytest.mark.parametrize(("depth", "prefetch"), [(0, 2), (1, 0), (8, 2)])
 def test_each_batch_is_announced_once_before_it_is_read_and_not_too_early(
-    depth: int, prefetch: int, loader_of: MakeLoader, announced: Announced, monkeypatch: pytest.MonkeyPatch
+    depth: int, prefetch: int, loader_of: MakeLoader, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def those(kind: str) -> list[tuple[int, ...]]:
+        return [indices for name, indices in events if name == kind]
+
     monkeypatch.setattr("shardio.loading.pipeline.read_ahead_batches", lambda nbytes, left: depth)
     with loader_of("mmap", batch_size=3, prefetch=prefetch, num_threads=1, tail="short") as loader:
         for epoch in range(2):
-            announced.events.clear()
+            events.clear()
             order = [tuple(indices.tolist()) for indices in loader._position.sampler.batches(epoch)]
             for number, batch in enumerate(loader):
                 check(batch)
-                under_way = number + 1 + prefetch
-                assert len(announced.of("hint")) <= min(len(order), under_way + depth)
-                until(lambda: len(announced.of("hint")) == min(len(order), under_way + depth))  # noqa: B023
-            assert announced.of("hint") == announced.of("read") == order
+                most = min(len(order), number + 1 + prefetch + depth)
+                assert len(those("hint")) <= most
+                until(lambda: len(those("hint")) == most)  # noqa: B023
+            assert those("hint") == those("read") == order
             for indices in order:
-                assert announced.events.index(("hint", indices)) < announced.events.index(("read", indices))
+                assert events.index(("hint", indices)) < events.index(("read", indices))
         assert loader.stats()["read_ahead_batches"] == 2 * len(order)
 
 
@@ -154,8 +145,9 @@ def test_a_resident_set_is_not_announced(loader_of: MakeLoader) -> None:
         assert loader.stats()["read_ahead_batches"] == 0
 
 
-def test_hints_of_an_iterator_that_was_dropped_are_not_passed_on(
-    loader_of: MakeLoader, announced: Announced, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("closed", [False, True])
+def test_hints_of_an_iterator_that_was_dropped_or_closed_are_not_passed_on(
+    closed: bool, loader_of: MakeLoader, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, go_on = threading.Event(), threading.Event()
     hinted = []
@@ -164,7 +156,7 @@ def test_hints_of_an_iterator_that_was_dropped_are_not_passed_on(
         hinted.append(tuple(request.indices.tolist()))
         if len(hinted) == 3:
             entered.set()
-            assert go_on.wait(DEADLINE_SECONDS)
+            until(lambda: go_on.is_set() or loader._pipeline._threads._closed[0])
         raise LookupError("a hint that fails is no error")
 
     monkeypatch.setattr(MappedReader, "will_read", slow)
@@ -172,33 +164,13 @@ def test_hints_of_an_iterator_that_was_dropped_are_not_passed_on(
         iterator = iter(loader)
         check(next(iterator))
         assert entered.wait(DEADLINE_SECONDS)  # and behind it, more are queued
-        del iterator
-        go_on.set()
-        loader._pipeline._threads.submit(
-            loader._pipeline.reader, Request(np.arange(3)), loader._pipeline._ring.acquire()
-        ).wait()
-        assert len(hinted) == 3
-        hinted.clear()
-        list(loader)
-        assert hinted == [tuple(indices.tolist()) for indices in loader._position.sampler.batches(1)]
-
-
-def test_closing_does_not_wait_for_hints_that_are_queued(
-    loader_of: MakeLoader, announced: Announced, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entered = threading.Event()
-    hinted = []
-
-    def slow(reader: MappedReader, request: Request) -> None:
-        hinted.append(len(request))
-        if len(hinted) == 3:
-            entered.set()
-            until(lambda: loader._pipeline._threads._closed[0])
-
-    monkeypatch.setattr(MappedReader, "will_read", slow)
-    loader = loader_of("mmap", batch_size=3, num_threads=1, prefetch=0)
-    iterator = iter(loader)
-    check(next(iterator))
-    assert entered.wait(DEADLINE_SECONDS)  # and behind it, more are queued
-    loader.close()
-    assert len(hinted) == 3
+        if not closed:
+            del iterator
+            go_on.set()
+            pipeline = loader._pipeline
+            pipeline._threads.submit(pipeline.reader, Request(np.arange(3)), pipeline._ring.acquire()).wait()
+            assert len(hinted) == 3
+            hinted.clear()
+            list(loader)
+            assert hinted == [tuple(indices.tolist()) for indices in loader._position.sampler.batches(1)]
+    assert not closed or len(hinted) == 3

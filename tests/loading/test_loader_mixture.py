@@ -78,13 +78,18 @@ def samples_of(loader: ShardLoader) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("options", [{}, {"transform": CROPPED}])
-def test_batches_do_not_depend_on_ranks_readers_or_the_order_of_the_sets(options: dict[str, Any], mixed: Open) -> None:
+def test_batches_do_not_depend_on_ranks_readers_or_the_order_of_the_sets(
+    options: dict[str, Any], folder: Path, mixed: Open
+) -> None:
     def stream(loaders: list[ShardLoader]) -> list[bytes]:
         steps = zip(*loaders, strict=True)
         return [part[0][i].numpy().tobytes() for step in steps for part in step for i in range(len(part[0]))]
 
     whole = stream([mixed(**options)])
     assert len(set(whole)) > 60
+    for names in (["few", "photos", "drawn"], ["drawn", "few", "photos"]):
+        parts = [Part(folder / name, SHARES[name] * 0.1) for name in names]
+        assert stream([mixed(shares=parts, **options)]) == whole
     for batch_size, world_size, io in ((8, 2, "pread"), (4, 4, "direct")):
         ranks = [
             mixed(batch_size, rank=r, world_size=world_size, io=io, check="sample", **options)
@@ -107,35 +112,17 @@ def test_a_mixture_gives_what_it_has_always_given(tmp_path: Path) -> None:
     assert found == ["010001010001", "711624334587", "010001100001", "057532602161"]
 
 
-def test_the_order_of_the_arguments_does_not_matter(folder: Path, mixed: Open) -> None:
-    names = list(SHARES)
-    expected = [(names[source], number) for source, number in samples_of(mixed())]
-    for order in (["few", "photos", "drawn"], ["drawn", "few", "photos"]):
-        loader = mixed(shares=[Part(folder / name, SHARES[name] * 0.1) for name in order])
-        assert [(order[source], number) for source, number in samples_of(loader)] == expected
-
-
 def test_a_stream_goes_on_with_other_ranks_where_the_sets_are_now(folder: Path, tmp_path: Path, mixed: Open) -> None:
     first = mixed()
     samples_of(first)
-    iterator = iter(first)
-    next(iterator)
+    next(iterator := iter(first))
     state = json.loads(json.dumps(first.state_dict()))
-    assert (state["epoch"], state["batch"], state["consumed"]) == (1, 1, 112)
-    rest = mixed()
-    rest.load_state_dict(state)
-    expected = samples_of(rest) + samples_of(rest)
-    # The sets have moved, and two ranks go on.
     moved = {str(shutil.copytree(folder / name, tmp_path / name)): share for name, share in SHARES.items()}
     ranks = [mixed(8, moved, rank=rank, world_size=2) for rank in range(2)]
-    read: list[tuple[int, int]] = []
-    for epoch in range(2):
-        for loader in ranks:
-            if not epoch:
-                loader.load_state_dict(state)
-        parts = [samples_of(loader) for loader in ranks]
-        read += [sample for step in range(0, len(parts[0]), 8) for part in parts for sample in part[step : step + 8]]
-    assert read == expected
+    for loader in ranks:
+        loader.load_state_dict(state)
+    for (expected, *_), (one, *_), (other, *_) in zip(iterator, *ranks, strict=True):
+        assert torch.equal(torch.cat([one, other]), expected)
 
 
 def test_mixtures_that_are_killed_and_changed_lose_and_repeat_no_sample() -> None:
@@ -157,7 +144,7 @@ def test_a_mixture_that_goes_on_elsewhere_would_be_noticed(careless: str, monkey
         list(check_mixtures(25, seed=0))
 
 
-def test_places_and_states_that_a_mixture_cannot_have_are_refused(folder: Path, tmp_path: Path, mixed: Open) -> None:
+def test_places_and_states_that_a_mixture_cannot_have_are_refused(folder: Path, mixed: Open) -> None:
     loader = mixed()
     samples_of(loader)
     state = loader.state_dict()
@@ -165,22 +152,11 @@ def test_places_and_states_that_a_mixture_cannot_have_are_refused(folder: Path, 
     other.load_state_dict(state)
     with pytest.raises(ValueError, match="sample 96 of the stream on, but epoch 0"):
         other.set_epoch(0)
-    changed = write(tmp_path / "photos", 58)
-    with pytest.raises(ValueError, match="belongs to other sets"):
-        mixed(shares={str(changed): 10, str(folder / "drawn"): 5, str(folder / "few"): 1}).load_state_dict(state)
-    with pytest.raises(ValueError, match="seed"):
-        mixed(seed=4).load_state_dict(state)
     with ShardLoader(folder / "photos", 4, device="cpu", epoch_batches=3, seed=3) as single:
         with pytest.raises(ValueError, match="state"):
             single.load_state_dict(state)
         with pytest.raises(ValueError, match="state"):
             loader.load_state_dict(single.state_dict())
-
-
-def test_a_sample_that_comes_again_is_augmented_anew(folder: Path, mixed: Open) -> None:
-    loader = mixed(shares={str(folder / "few"): 1, str(folder / "photos"): 1}, transform=CROPPED)
-    pictures = [image.numpy().tobytes() for images, *_ in loader for image in images]
-    assert len(set(pictures)) == len(pictures) == 96
 
 
 def test_classes_are_the_same_or_joined_by_name_or_left_as_stored(tmp_path: Path, mixed: Open) -> None:
@@ -192,13 +168,11 @@ def test_classes_are_the_same_or_joined_by_name_or_left_as_stored(tmp_path: Path
     joined = mixed(shares=Mixture(shares, classes="join"))
     assert joined.shards.classes == ("cat", "dog", "cow", "ant")
     stored = mixed(shares=Mixture(shares, classes="stored"))
-    names = [("cat", "dog"), ("cow", "dog", "ant")]
+    # The number of each stored label among the joined classes.
+    numbers = torch.tensor([[0, 1, -1], [2, 1, 3]])
     for (_, labels, indices, more), (_, as_stored, *_) in zip(joined, stored, strict=True):
-        for label, number, index, source in zip(
-            labels, as_stored, indices.tolist(), more["source"].tolist(), strict=True
-        ):
-            assert joined.shards.classes[label] == names[source][int(number)]
-            assert joined.dataset[index][1] == label
+        assert torch.equal(labels, numbers[more["source"], as_stored])
+        assert [joined.dataset[index][1] for index in indices.tolist()] == labels.tolist()
     assert joined.dataset.targets == joined.shards.labels.tolist()
 
 
@@ -277,9 +251,10 @@ def test_sets_of_arrays_alone_and_without_labels_are_mixed(tmp_path: Path) -> No
 @pytest.mark.parametrize("first", ["with", "without"])
 def test_an_array_with_the_name_of_the_sets_number_is_refused_if_any_set_has_it(first: str, tmp_path: Path) -> None:
     arrays = {"latent": ("array", "float32", (3,)), "source": ("array", "int64", ())}
+    values = {"latent": np.zeros(3, np.float32), "source": 0}
     for folder, names in (("with", ["latent", "source"]), ("without", ["latent"])):
         with ShardWriter(tmp_path / folder, None, arrays={name: arrays[name] for name in names}) as writer:
-            writer.append(None, 0, **{name: np.zeros(arrays[name][2], arrays[name][1]) for name in names})
+            writer.append(None, 0, **{name: values[name] for name in names})
     parts = {str(tmp_path / folder): 1 for folder in sorted(("with", "without"), key=first.__ne__)}
     options: dict[str, Any] = {"epoch_batches": 1, "device": "cpu"}
     for one, arrays in ((parts, []), ({str(tmp_path / "with"): 1}, []), ({str(tmp_path / "with"): 1}, ["source"])):

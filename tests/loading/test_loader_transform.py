@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from pictures import random_picture
-from PIL import Image
 from plain_sets import make_plain_set
 from torch import Tensor, nn
 from transforms import by_torch
@@ -32,7 +32,6 @@ from shardio.augment import (
 from shardio.augment.chain import Transform
 from shardio.changes.change import change
 from shardio.changes.merge import merge
-from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
 from shardio.loading.mixture import Part
@@ -88,20 +87,37 @@ def test_alternating_flip_is_refused_where_samples_repeat_within_a_pass(path: Pa
         next(iter(loader))
 
 
-@pytest.mark.parametrize("options", [{"weights": [1.0] + [0.0] * 52, "epoch_batches": 2}, {"indices": [7] * 32}])
-def test_a_sample_that_comes_again_in_an_epoch_is_augmented_otherwise(path: Path, options: dict[str, Any]) -> None:
-    def drawn(world_size: int) -> list[torch.Tensor]:
-        merged = []
+@pytest.mark.parametrize(
+    ("options", "mixed"),
+    [
+        ({"weights": [1.0] + [0.0] * 52, "epoch_batches": 2}, False),
+        ({"indices": [7] * 32}, False),
+        ({"indices": [7, 8], "epoch_batches": 2, "repeats": 2}, False),
+        ({"epoch_batches": 2}, True),
+    ],
+)
+def test_a_sample_that_comes_again_in_an_epoch_is_augmented_otherwise(
+    path: Path, options: dict[str, Any], mixed: bool
+) -> None:
+    where: Any = [Part(path, share=2), Part(path, indices=[3, 5, 8, 13])] if mixed else path
+    options = {"device": "cpu", "transform": USUAL, **options}
+
+    def drawn(world_size: int, state: Any = None) -> list[Tensor]:
+        ranks = []
         for rank in range(world_size):
-            options["rank"], options["world_size"] = rank, world_size
-            with ShardLoader(path, 16 // world_size, device="cpu", transform=USUAL, **options) as loader:
-                merged.append([images for images, _ in loader])
-        return [image for step in zip(*merged, strict=True) for images in step for image in images]
+            with ShardLoader(where, 16 // world_size, rank=rank, world_size=world_size, **options) as loader:
+                loader.load_state_dict(state or loader.state_dict())
+                ranks.append([images for images, *_ in loader])
+        return [image for step in zip(*ranks, strict=True) for images in step for image in images]
 
     alone = drawn(1)
     assert len({image.numpy().tobytes() for image in alone}) == 32
-    for found, expected in zip(drawn(2), alone, strict=True):
-        assert torch.equal(found, expected)
+    assert all(torch.equal(*pair) for pair in zip(drawn(2), alone, strict=True))
+    with ShardLoader(where, 16, **options) as loader:
+        next(iter(loader))
+        rest = drawn(2, loader.state_dict())
+    assert len(rest) == 16
+    assert all(map(torch.equal, rest, alone[16:]))
 
 
 @pytest.mark.parametrize("is_named", [True, False])
@@ -116,35 +132,12 @@ def test_labels_are_mixed_for_the_classes_of_the_set_only(
             for i in range(16):
                 writer.append(np.zeros((20, 18, 3), np.uint8), i % 5)
     transform = Compose([RandomResizedCrop(8), RandomChoice([CutMix(num_classes)])])
-    with ShardLoader(out, 8, device="cpu") as loader:
-        if num_classes == 5 or (num_classes > 5 and not is_named):
-            loader.transform = transform
+    if num_classes == 5 or (num_classes > 5 and not is_named):
+        with ShardLoader(out, 8, device="cpu", transform=transform) as loader:
             assert next(iter(loader))[1].shape == (8, num_classes)
-            return
-        with pytest.raises(ValueError, match=r"num_classes(=| of at least )5"):
-            loader.transform = transform
-        assert loader.transform is None
+        return
     with pytest.raises(ValueError, match=r"num_classes(=| of at least )5"):
         ShardLoader(out, 8, device="cpu", transform=transform)
-
-
-# --- sets that were made with --fit squash ---------------------------------------------------------------------------
-
-SIZES = [(40, 80), (90, 45), (64, 64), (50, 70)]
-
-
-@pytest.fixture(scope="module")
-def squashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures of several shapes, of which every pixel says where it is."""
-    folder = tmp_path_factory.mktemp("squashed")
-    for i in range(16):
-        height, width = SIZES[i % 4]
-        rows, columns = np.mgrid[:height, :width]
-        picture = np.stack([rows * 2, columns * 2, np.full_like(rows, i)], axis=2).astype(np.uint8)
-        (folder / "tree" / "a").mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(folder / "tree" / "a" / f"{i:02}.png")
-    convert(folder / "tree", folder / "out", size=64, fit="squash", workers=1, labels="folders")
-    return folder / "out"
 
 
 class NoteSizes(Transform):
@@ -158,30 +151,10 @@ class NoteSizes(Transform):
         return batch
 
 
-def test_a_transform_knows_the_true_sizes_of_squashed_pictures(squashed: Path) -> None:
-    for io in ("mmap", "pread"):
-        notes = NoteSizes()
-        with ShardLoader(squashed, 4, device="cpu", transform=notes, io=io) as loader:
-            assert len(list(loader)) == 4
-            index = loader.shards.index
-            keys = [bytes(key) for key in index["key"]]
-        assert notes.sizes == {i: SIZES[int(key[-6:-4]) % 4] for i, key in enumerate(keys)}
-
-
-def test_a_transform_that_a_function_calls_knows_the_true_sizes(squashed: Path) -> None:
-    options: dict[str, Any] = {"device": "cpu", "seed": 2}
-    with (
-        ShardLoader(squashed, 4, transform=USUAL, **options) as loader,
-        ShardLoader(squashed, 4, transform=lambda images: USUAL(images), **options) as wrapped,
-    ):
-        for (expected, _), (found, _) in zip(loader, wrapped, strict=True):
-            assert torch.equal(found, expected)
-
-
-def test_the_sizes_of_squashed_samples_are_read_only_if_they_are_wanted(
+def test_a_transform_knows_the_true_sizes_of_squashed_pictures_which_are_read_only_if_they_are_wanted(
     squashed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    asked: list[str] = []
     copy_column = ShardSet.copy_column
 
     def noted(self: ShardSet, name: str, indices: Any) -> Any:
@@ -189,18 +162,21 @@ def test_the_sizes_of_squashed_samples_are_read_only_if_they_are_wanted(
         return copy_column(self, name, indices)
 
     monkeypatch.setattr(ShardSet, "copy_column", noted)
-    with ShardLoader(squashed, 4, device="cpu", io="mmap", prefetch=3) as loader:
-        list(loader)
-        assert set(asked) == {"label"}
-        loader.transform = notes = NoteSizes()
-        list(loader)
-    assert len(notes.sizes) == 16
-    assert set(notes.sizes.values()) <= set(SIZES)
-    assert {"source_height", "source_width"} < set(asked)
+    for io in ("mmap", "pread"):
+        asked.clear()
+        with ShardLoader(squashed, 4, device="cpu", io=io, prefetch=3) as loader:
+            list(loader)
+            assert not {"source_height", "source_width"} & set(asked)
+            loader.transform = notes = NoteSizes()
+            list(loader)
+            index = loader.shards.index
+        sizes = zip(index["source_height"].tolist(), index["source_width"].tolist(), strict=True)
+        assert notes.sizes == dict(enumerate(sizes))
+        assert {"source_height", "source_width"} <= set(asked)
 
 
 def written_again(out: Path, new: Path) -> None:
-    with ShardWriter(new, (64, 64, 3), classes=["a"], squashed=True) as writer:
+    with ShardWriter(new, (48, 48, 3), classes=["a"], squashed=True) as writer:
         opened = open_shards(out)
         for (image, label), row in zip(opened, opened.index, strict=True):
             size = int(row["source_height"]), int(row["source_width"])
@@ -217,13 +193,12 @@ def merged_from_parts(out: Path, new: Path) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda out, new: change(out, new, keep=Selection(indices=np.arange(16)[::-1])),
-        lambda out, new: change(out, new, arrays={"score": np.zeros(16)}),
+        lambda out, new: change(out, new, keep=Selection(indices=np.arange(16)[::-1]), arrays={"score": np.zeros(16)}),
         lambda out, new: publish(out, new),
         merged_from_parts,
         written_again,
     ],
-    ids=["keep", "arrays", "publish", "merge", "ShardWriter"],
+    ids=["change", "publish", "merge", "ShardWriter"],
 )
 def test_a_set_made_of_a_squashed_one_is_evaluated_as_that_one_is(
     make: Callable[[Path, Path], object], squashed: Path, tmp_path: Path
@@ -241,8 +216,6 @@ def test_a_set_made_of_a_squashed_one_is_evaluated_as_that_one_is(
     assert len(common) == 16
     assert all(torch.equal(before[key], after[key]) for key in common)
 
-
-# --- any function; a class that draws once for a batch is an error ---------------------------------------------------
 
 FLIP = HorizontalFlip()
 
@@ -268,20 +241,13 @@ class Module(nn.Module):
         return self.function(images)
 
 
-class RandomFlip:
-    __module__ = "torchvision.transforms.v2"
-
-    def __call__(self, images: Tensor) -> Tensor:
-        return by_torch(images)
+def here_alone(images: Tensor) -> Tensor:
+    assert threading.current_thread() is threading.main_thread()
+    return images.mul_(2)
 
 
-def test_a_class_that_draws_once_for_a_batch_is_refused_when_it_is_handed_over(plain: Path) -> None:
-    with pytest.raises(ValueError, match="RandomFlip"):
-        ShardLoader(plain, 16, device="cpu", transform=RandomFlip())
-
-
-@pytest.mark.parametrize("transform", [by_torch, torch.Tensor.float, Module(by_torch), lambda images: images.mul_(2)])
-def test_any_other_function_is_called_once_with_the_batch(plain: Path, transform: Any) -> None:
+@pytest.mark.parametrize("transform", [by_torch, torch.Tensor.float, Module(by_torch), here_alone])
+def test_a_function_is_called_once_with_each_batch_in_the_thread_that_asks_for_it(plain: Path, transform: Any) -> None:
     torch.manual_seed(1)
     found = loaded(plain, transform)
     torch.manual_seed(1)
@@ -290,20 +256,17 @@ def test_any_other_function_is_called_once_with_the_batch(plain: Path, transform
 
 @pytest.mark.parametrize("wrap", [lambda transform: lambda images: transform(images), Module])
 def test_a_transform_that_a_function_calls_draws_as_if_it_had_been_handed_over(
-    plain: Path, wrap: Callable[[Any], Any]
+    plain: Path, squashed: Path, wrap: Callable[[Any], Any]
 ) -> None:
-    transform = Compose([RandomCrop(8), RandomErasing(0.5)])
-    found = loaded(plain, wrap(transform), num_epochs=2)
-    expected = loaded(plain, transform, num_epochs=2)
-    assert all(map(torch.equal, found, expected))
+    for path, transform in ((plain, Compose([RandomCrop(8), RandomErasing(0.5)])), (squashed, USUAL)):
+        found = loaded(path, wrap(transform), num_epochs=2)
+        expected = loaded(path, transform, num_epochs=2)
+        assert all(map(torch.equal, found, expected))
 
 
-def test_two_calls_in_one_function_draw_different_numbers(plain: Path) -> None:
+def test_two_calls_in_one_function_and_parts_of_a_batch_draw_different_numbers(plain: Path) -> None:
     for images in loaded(plain, lambda images: torch.cat([FLIP(images), FLIP(images)], dim=1)):
         assert not torch.equal(images[:, :3], images[:, 3:])
-
-
-def test_parts_of_a_batch_draw_different_numbers(plain: Path) -> None:
     (whole,) = loaded(plain, None, 64, shuffle=False)
     (halves,) = loaded(plain, lambda images: torch.cat([FLIP(images[:32]), FLIP(images[32:])]), 64, shuffle=False)
     flipped = [not torch.equal(one, other) for one, other in zip(halves, whole, strict=True)]

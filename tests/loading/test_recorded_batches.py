@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import flat
 
 from shardio import ShardLoader
 from shardio.augment import (
@@ -127,8 +128,6 @@ def test_the_first_hundred_batches_are_the_recorded_ones(shards: Path, name: str
         batches = (batch for _ in range(NUM_BATCHES) for batch in loader)
         for images, labels, numbers, *rest in islice(batches, NUM_BATCHES):
             found[0].update(numbers.numpy().tobytes())
-            views = images if isinstance(images, tuple) else (images,)
-            values = [*views, labels, *(value for part in rest for value in part.values())]
-            for value in values:
+            for value in flat((images, labels, *rest)):
                 found[1].update(value.contiguous().view(torch.uint8).numpy().tobytes())
     assert tuple(digest.hexdigest()[:16] for digest in found) == (indices, others)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from arrays import change_split, some_arrays
+from by_hand import flat
 from numpy.typing import NDArray
 from pictures import random_picture
-from PIL import Image
 from transforms import OF_BATCHES, SINGLE, name_of
 
 from shardio.augment import (
@@ -27,16 +27,14 @@ from shardio.augment import (
     RandomCrop,
     RandomErasing,
     RandomResizedCrop,
+    RandomRotation,
     Resize,
     Views,
     recipe,
 )
 from shardio.augment.chain import Transform
-from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
-from shardio.reading.reader import MappedReader
-from shardio.reading.shardset import ShardSet
 from shardio.system.pour import direct_alignment
 
 COUNT, HEIGHT, WIDTH = 53, 40, 36
@@ -55,10 +53,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small = rng.integers(0, 256, (COUNT, 30, 28, 3), dtype=np.uint8)
     change_split(out, {**some_arrays(COUNT, HEIGHT, WIDTH), "small": ("array", small)}, rng.permutation(COUNT))
     return out
-
-
-def flat(batch: tuple[Any, ...]) -> list[torch.Tensor]:
-    return [value for part in batch for value in (part.values() if isinstance(part, dict) else [part])]
 
 
 def check(path: Path, transform: Any = USUAL, batch_size: int = 7, epochs: int = 2, **options: Any) -> None:
@@ -82,7 +76,7 @@ def check(path: Path, transform: Any = USUAL, batch_size: int = 7, epochs: int =
 @pytest.mark.parametrize(
     "options",
     [
-        *({"io": io, "transform": transform} for io in ("mmap", "pread", "direct") for transform in (USUAL, COLORED)),
+        *({"io": io, "transform": COLORED} for io in ("mmap", "pread", "direct")),
         {"num_threads": 5, "batch_size": 3, "prefetch": 0, "shuffle": False},
         {"tail": "pad", "rank": 1, "world_size": 2, "arrays": ["mask", "clip", "small"]},
         {"weights": [1.0, 2.0] + [0.1] * (COUNT - 2), "epoch_batches": 5, "tail": "drop"},
@@ -94,54 +88,25 @@ def test_batches_are_the_same_whatever_else_is_asked_for(path: Path, options: di
     check(path, **options)
 
 
-def test_windows_are_announced_with_their_batches(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, int]] = []
-    will_read = ShardSet.will_read
-
-    def note(shards: ShardSet, indices: NDArray[np.int64], windows: Any = None, name: str = "") -> None:
-        asked.append((name, HEIGHT * len(indices) if windows is None else int(windows.heights.sum())))
-        will_read(shards, indices, windows, name)
-
-    monkeypatch.setattr(ShardSet, "will_read", note)
-    monkeypatch.setattr(MappedReader, "begin_epoch", lambda reader: True)
-    check(path, io="mmap", epochs=1, arrays=["mask"])
-    of = {name: [rows for array, rows in asked if array == name] for name in ("", "mask")}
-    assert len(of[""]) == len(of["mask"]) == 2 * 8
-    assert sum(of["mask"]) == 2 * COUNT * HEIGHT
-    assert COUNT * HEIGHT < sum(of[""]) < 2 * COUNT * HEIGHT
-
-
-def write_squashed(folder: Path, sizes: Any) -> Path:
-    rng = np.random.default_rng(5)
-    for i, size in enumerate(sizes):
-        place = folder / "images" / "train" / f"class{i % 2}"
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random_picture(rng, *size)).save(place / f"{i}.png")
-    convert(folder / "images", folder / "out", size=48, fit="squash", workers=1)
-    return folder / "out"
-
-
 @pytest.mark.filterwarnings("ignore:.*empty on rank:RuntimeWarning")
 @pytest.mark.parametrize(
     "transform",
     [CenterCrop(56), Pad(2), lambda images: Pad(2)(images)],
     ids=["crop", "pad", "function"],
 )
-def test_an_empty_batch_of_squashed_pictures_has_the_shape_of_the_others(tmp_path: Path, transform: Any) -> None:
-    path = write_squashed(tmp_path, [(60, 80)] * 4)
-    options: dict[str, Any] = {"device": "cpu", "tail": "short", "world_size": 5, "transform": transform}
+def test_an_empty_batch_of_squashed_pictures_has_the_shape_of_the_others(squashed: Path, transform: Any) -> None:
+    options: dict[str, Any] = {"device": "cpu", "tail": "short", "transform": transform, "indices": [0]}
     shapes = []
-    for rank in (0, 4):
-        with ShardLoader(path, 1, rank=rank, **options) as loader:
+    for rank in (0, 1):
+        with ShardLoader(squashed, 1, rank=rank, world_size=2, **options) as loader:
             ((images, _),) = loader
             shapes.append(tuple(images.shape))
     assert shapes == [(0, *shapes[1][1:]), (1, *shapes[1][1:])]
 
 
-def test_squashed_pictures_are_cut_as_they_were_before(tmp_path: Path) -> None:
-    write_squashed(tmp_path, np.random.default_rng(5).integers(40, 90, (24, 2)).tolist())
-    check(tmp_path / "out", batch_size=5)
-    check(tmp_path / "out", Compose([Resize(36), CenterCrop(32), Normalize()]), batch_size=5)
+def test_squashed_pictures_are_cut_as_they_were_before(squashed: Path) -> None:
+    check(squashed, batch_size=5)
+    check(squashed, Compose([Resize(36), CenterCrop(32), Normalize()]), batch_size=5)
 
 
 def test_a_transform_may_be_set_between_epochs_and_not_in_one(path: Path) -> None:
@@ -197,6 +162,8 @@ OTHERS: list[Transform] = [
     recipe("timm-rsb-a3", 24, 5),
     Views([PerSample(Flip()), RandomErasing(1.0)]),
     Compose([PerSample(Flip()), Views([RandomCrop(8), RandomCrop(9)])]),
+    Compose([RandomCrop(24, padding=4), RandomRotation((30, 60))], mask_fill=255),
+    Views([RandomCrop(36, padding=2), Compose([RandomRotation((30, 60))])], {"mask": 9}),
 ]
 
 
@@ -215,14 +182,10 @@ def test_batches_are_those_of_the_transform_called_by_hand(path: Path, transform
             expected = transform(stored, labels, indices=indices, seed=4, epoch=0, **given)
             images, targets, *moved = expected
             for pixels, classes, _, *arrays in found:
-                assert all(map(torch.equal, as_views(pixels), as_views(images)))
+                assert all(map(torch.equal, flat(pixels), flat(images)))
                 assert torch.equal(classes, targets)
                 if masks:
-                    assert all(map(torch.equal, as_views(arrays[0]["mask"]), as_views(moved[0]["mask"])))
-
-
-def as_views(images: Any) -> tuple[torch.Tensor, ...]:
-    return images if isinstance(images, tuple) else (images,)
+                    assert all(map(torch.equal, flat(arrays[0]["mask"]), flat(moved[0]["mask"])))
 
 
 def test_what_a_program_raises_is_raised_where_the_batch_was_due(path: Path) -> None:

@@ -47,11 +47,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.io} {case.ending}")
-def test_one_exception_at_any_point_leaves_nothing(case: tool.Case, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", [*CASES, *tool.WORKS], ids=repr)
+def test_one_exception_at_any_point_leaves_nothing(case: tool.Case | tool.Work, tmp_path: Path) -> None:
     counts = tool.raise_everywhere(STEP, tmp_path, cases=[case])
     assert not counts.printed, "\n".join(counts.printed)
-    assert counts.raised > 5
+    assert counts.raised > (5 if case in CASES else 2)
 
 
 def test_one_exception_at_any_point_leaves_no_descriptor_of_a_file_that_is_written(tmp_path: Path) -> None:
@@ -86,30 +86,20 @@ def remove_trash(folder: Path) -> None:
     _remove_trash(folder / "trash")
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda folder: RowMapping([1 << 28], 4096),
-        lambda folder: will_need(np.ones((2, 4096), np.uint8), np.arange(2)),
-        fsync_folder,
-        remove_trash,
-        lambda folder: open_nameless(),
-        lambda folder: Resize(4)(IMAGES),
-        lambda folder: catalogue._map(str, range(5)),
-    ],
-    ids=[
-        "address space",
-        "advice",
-        "folder that is synced",
-        "folder that is locked",
-        "file without a name",
-        "resampling",
-        "listing",
-    ],
-)
-def test_one_exception_at_any_point_loses_nothing(
-    call: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+CALLS: dict[str, Callable[[Path], object]] = {
+    "address space": lambda folder: RowMapping([1 << 28], 4096),
+    "advice": lambda folder: will_need(np.ones((2, 4096), np.uint8), np.arange(2)),
+    "folder that is synced": fsync_folder,
+    "folder that is locked": remove_trash,
+    "file without a name": lambda folder: open_nameless(),
+    "resampling": lambda folder: Resize(4)(IMAGES),
+    "listing": lambda folder: catalogue._map(str, range(5)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_one_exception_at_any_point_loses_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = CALLS[name]
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(tool.Point, "files", (*tool.Point.files, *CONCURRENT))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
@@ -129,13 +119,6 @@ def test_one_exception_at_any_point_loses_nothing(
         if not point.fired:
             break
     assert number > 0
-
-
-@pytest.mark.parametrize("work", tool.WORKS, ids=lambda work: f"{work.kind} {work.workers}")
-def test_one_exception_at_any_point_of_a_call_leaves_nothing(work: tool.Work, tmp_path: Path) -> None:
-    counts = tool.raise_everywhere(STEP, tmp_path, cases=[work])
-    assert not counts.printed, "\n".join(counts.printed)
-    assert counts.raised > 2
 
 
 def test_exceptions_at_random_moments_leave_nothing(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import setitem
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,6 @@ def test_two_processes_killed_and_resumed_with_three_read_the_samples_of_one(tmp
     assert counts.empty > 0
     assert not tool.marked_processes(tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-# --- the tool would notice -------------------------------------------------------------------------------------------
 
 
 def steps(number: int, consumed: int, *parts: Sequence[int]) -> list[Any]:
@@ -49,48 +47,30 @@ def test_what_was_received_after_the_checkpoint_does_not_count(runs: list[Any]) 
     assert tool.faults_of(runs, EXPECTED) == []
 
 
+def at(runs: list[Any], run: int, rank: int) -> Any:
+    """The first step of a rank in a run."""
+    return runs[run].logs[rank][0]
+
+
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ("skipped", "epoch 0: not the order of one process; skipped [8], 0 came again"),
-        ("again", "epoch 0: not the order of one process; skipped [], 1 came again"),
-        ("other order", "epoch 0: not the order of one process; skipped [], 0 came again"),
-        ("other epoch", "expected the epochs 0 to 0, found [0, 1]"),
-        ("a rank stops early", "run 1: rank 1 has not the steps 2 to 2, each once"),
-        ("a rank's state", "run 0, epoch 0, step 1: the ranks' states differ"),
-        ("all states", "run 0, epoch 0, step 1: received 4 samples of the epoch, the state says 3"),
-        ("uneven batches", "run 0, epoch 0, step 1: batches of [3, 1], the batch size is 2"),
-        ("pixels", "run 1, epoch 0, step 2: rank 2 received pixels of [-1] as [8]"),
-        ("label", "run 1, epoch 0, step 2: rank 2 received labels [0] for [8]"),
+        (lambda runs: at(runs, 1, 2).indices.clear(), "not the order of one process; skipped [8], 0 came again"),
+        (lambda runs: at(runs, 1, 2).indices.append(7), "not the order of one process; skipped [], 1 came again"),
+        (lambda runs: at(runs, 0, 0).indices.reverse(), "not the order of one process; skipped [], 0 came again"),
+        (lambda runs: [at(runs, 1, rank).state.update(epoch=1) for rank in range(3)], "epochs 0 to 0, found [0, 1]"),
+        (lambda runs: runs[1].logs[1].clear(), "run 1: rank 1 has not the steps 2 to 2, each once"),
+        (lambda runs: at(runs, 0, 1).state.update(consumed=3), "run 0, epoch 0, step 1: the ranks' states differ"),
+        (lambda runs: [at(runs, 0, rank).state.update(consumed=3) for rank in range(2)], "the state says 3"),
+        (lambda runs: at(runs, 0, 0).indices.append(at(runs, 0, 1).indices.pop(0)), "batches of [3, 1]"),
+        (lambda runs: setitem(at(runs, 1, 2).pixels, 0, -1), "rank 2 received pixels of [-1] as [8]"),
+        (lambda runs: setitem(at(runs, 1, 2).labels, 0, 0), "rank 2 received labels [0] for [8]"),
     ],
 )
-def test_a_fault_is_noticed(runs: list[Any], change: str, fault: str) -> None:
-    first, other = (log[0] for log in runs[0].logs)
-    last = runs[1].logs[2][0]
-    match change:
-        case "skipped":
-            last.indices.clear()
-        case "again":
-            last.indices.append(7)
-        case "other order":
-            first.indices.reverse()
-        case "other epoch":
-            for log in runs[1].logs:
-                log[0].state["epoch"] = 1
-        case "a rank stops early":
-            runs[1].logs[1].clear()
-        case "a rank's state":
-            other.state["consumed"] = 3
-        case "all states":
-            first.state["consumed"] = other.state["consumed"] = 3
-        case "uneven batches":
-            first.indices.append(other.indices.pop(0))
-        case "pixels":
-            last.pixels[:] = [-1]
-        case "label":
-            last.labels[:] = [0]
+def test_a_fault_is_noticed(runs: list[Any], change: Callable[[list[Any]], object], fault: str) -> None:
+    change(runs)
     faults = tool.faults_of(runs, EXPECTED)
-    assert any(one.startswith(fault) for one in faults), faults
+    assert any(fault in one for one in faults), faults
 
 
 def test_pixels_that_are_no_samples_are_known() -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -31,30 +32,18 @@ IN_ORDER = [
 ]
 
 
-class FakeDistributed(SimpleNamespace):
-    """torch.distributed as it answers in rank 2 of 3."""
-
-    available = True
-    initialized = True
-
-    def is_available(self) -> bool:
-        return self.available
-
-    def is_initialized(self) -> bool:
-        return self.initialized
-
-    def get_rank(self) -> int:
-        return 2
-
-    def get_world_size(self) -> int:
-        return 3
+def fake_torch() -> SimpleNamespace:
+    """torch as it answers in rank 2 of 3."""
+    answers = {"is_available": True, "is_initialized": True, "get_rank": 2, "get_world_size": 3}
+    return SimpleNamespace(
+        distributed=SimpleNamespace(**{name: partial(int, value) for name, value in answers.items()})
+    )
 
 
 @pytest.fixture
-def distributed(monkeypatch: pytest.MonkeyPatch) -> FakeDistributed:
-    fake = FakeDistributed()
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=fake))
-    return fake
+def distributed(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    monkeypatch.setitem(sys.modules, "torch", torch := fake_torch())
+    return torch.distributed
 
 
 def nested(first: int) -> dict[str, str]:
@@ -142,21 +131,19 @@ def test_a_process_without_torch_distributed_asks_arguments_and_launchers(
     ],
 )
 def test_torch_distributed_comes_before_launchers_and_after_arguments(
-    arguments: tuple[int, ...], environ: dict[str, str], local_rank: int | None, distributed: FakeDistributed
+    arguments: tuple[int, ...], environ: dict[str, str], local_rank: int | None, distributed: SimpleNamespace
 ) -> None:
-    assert distributed.is_initialized()
     rank, world_size = arguments or (2, 3)
     source = "arguments" if arguments else "torch.distributed"
     assert find_world(*arguments, environ=environ) == World(rank, world_size, local_rank, source)
 
 
-@pytest.mark.parametrize("missing", ["available", "initialized"])
-def test_torch_distributed_that_is_not_in_use_says_nothing(distributed: FakeDistributed, missing: str) -> None:
-    setattr(distributed, missing, False)
-    assert find_world(environ=TORCHRUN) == IN_ORDER[0][1]
-
-
-def test_torch_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_distributed_that_is_not_in_use_says_nothing_and_torch_is_not_imported(
+    distributed: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("is_initialized", "is_available"):
+        setattr(distributed, name, int)
+        assert find_world(environ=TORCHRUN) == IN_ORDER[0][1]
     monkeypatch.delitem(sys.modules, "torch")
     assert find_world(environ=TORCHRUN) == IN_ORDER[0][1]
     assert "torch" not in sys.modules
@@ -211,7 +198,7 @@ def test_a_process_that_is_one_of_many_by_its_environment_alone_is_told(
     is_up = SimpleNamespace(is_initialized=lambda: "jax" in others)
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(distributed=is_up) if others else SimpleNamespace())
     if "torch" in others:
-        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=FakeDistributed()))
+        monkeypatch.setitem(sys.modules, "torch", fake_torch())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         warn_if_alone(world, environ)
@@ -285,26 +272,26 @@ def test_contradictions_and_what_is_no_rank_are_refused(
     assert isinstance(caught.value, ValueError)
 
 
+LOCAL_SIZES = {
+    "torchrun": ["LOCAL_WORLD_SIZE"],
+    "Horovod": ["HOROVOD_LOCAL_SIZE"],
+    "Open MPI": ["OMPI_COMM_WORLD_LOCAL_SIZE"],
+    "PMI": ["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"],
+    "SLURM": ["SLURM_STEP_TASKS_PER_NODE"],
+}
+
+
 @pytest.mark.parametrize(("environ", "world"), IN_ORDER)
-@pytest.mark.parametrize(("text", "least"), [("7(x2),3", 7), ("99", 99), ("x", 0), ("1", 0)])
-def test_the_launcher_tells_how_many_ranks_a_node_has_at_least(
-    environ: dict[str, str], world: World, text: str, least: int
-) -> None:
-    names = ["LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"]
-    name = [*names, "SLURM_STEP_TASKS_PER_NODE"][[source for _, source in IN_ORDER].index(world)]
+def test_the_launcher_tells_how_many_ranks_a_node_has_at_least(environ: dict[str, str], world: World) -> None:
     assert world.local_rank is not None
     up_to_this = world.local_rank + 1
     assert min_local_ranks(world, environ) == up_to_this
-    assert min_local_ranks(world, {**environ, name: text}) == min(max(least, up_to_this), world.world_size)
-
-
-def test_a_launcher_of_another_world_does_not_tell_how_many_ranks_a_node_has() -> None:
-    assert min_local_ranks(World(0, 4, None, "arguments"), {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "3"}) == 1
-
-
-@pytest.mark.parametrize("name", ["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"])
-def test_each_kind_of_pmi_tells_how_many_ranks_a_node_has(name: str) -> None:
-    world = IN_ORDER[3][1]
-    assert min_local_ranks(world, {**PMI, name: "7"}) == 7
-    # An outer launcher that started this one has a step of its own.
-    assert min_local_ranks(world, {**PMI, **SLURM, name: "7", "SLURM_STEP_TASKS_PER_NODE": "8"}) == 7
+    for name in LOCAL_SIZES[world.source]:
+        for text, least in (("7(x2),3", 7), ("99", 99), ("x", 0), ("1", 0)):
+            expected = min(max(least, up_to_this), world.world_size)
+            assert min_local_ranks(world, {**environ, name: text}) == expected
+            # An outer launcher that started this one has a step of its own.
+            outer = {} if world.source == "SLURM" else {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "8"}
+            assert min_local_ranks(world, {**outer, **environ, name: text}) == expected
+    if world.source != "torchrun":  # a launcher of another world does not tell
+        assert min_local_ranks(World(0, 4, None, "arguments"), {**environ, LOCAL_SIZES[world.source][0]: "3"}) == 1
