@@ -6,8 +6,9 @@ import gzip
 import io
 import json
 import pickle
+import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
-from scipy.io import savemat
 from storages import CLASSES, tar_of, write_archives, write_kaggle, write_webdataset
 
 CD = ("cat", "dog")
@@ -58,15 +58,19 @@ class Copy:
     def add(self, path: str, label: object = None, split: str = "train") -> None:
         self.write(path, self.data(label, split, _KINDS[Path(path).suffix.lower()]))
 
-    def tree(self, above: str, names: Iterable[str], file: str = "{}.jpg", split: str = "train", each: int = 2) -> None:
-        """Adds `each` pictures of each class, in a folder of its name below `above`."""
-        for name in names:
+    def tree(self, path: str, names: Iterable[str], split: str = "train", each: int = 2) -> None:
+        """Adds `each` pictures of each class: the folder is {at}, its name {name}."""
+        for at in names:
+            name = at.rpartition("/")[2]
             for i in range(each):
-                self.add(f"{above}/{name}/{file.format(i)}", name.rpartition("/")[2], split)
+                self.add(path.format(i, at=at, name=name), name, split)
 
-    def mask(self, path: str, value: int = 1, mode: str = "L") -> None:
-        file = io.BytesIO()
-        Image.new(mode, (8, 8), value).save(file, "PNG")
+    def mask(self, path: str, mode: str = "L", value: int | None = None) -> None:
+        """Adds a mask whose value is the number of the last picture, or `value`."""
+        file, image = io.BytesIO(), Image.new(mode, (8, 8), len(self.meaning) - 1 if value is None else value)
+        if mode == "P":
+            image.putpalette(bytes(range(256)) * 3)
+        image.save(file, "PNG")
         self.write(path, file.getvalue())
 
     def write(self, path: str, content: bytes | str) -> None:
@@ -77,16 +81,79 @@ class Copy:
         self.write(path, "".join(f"{line}\n" for line in lines))
 
 
-Build = Callable[[Copy], Any]
-COLLECTIONS: dict[str, Build] = {}
+def build(name: str, copy: Copy) -> None:
+    """Fills the copy of the collection `name`, which is in one of the tables, or has a function of its name."""
+    if name in BESIDE:
+        copy.lines(*BESIDE[name])
+    if name in TREES:
+        _tree(copy, *TREES[name])
+    elif name in FLAT:
+        _flat(copy, *FLAT[name])
+    else:
+        globals()[re.sub("[^a-z0-9]+", "_", name.lower()).strip("_")](copy)
 
 
-def _named(name: str) -> Callable[[Build], Build]:
-    def note(build: Build) -> Build:
-        COLLECTIONS[name] = build
-        return build
+IDS = ", ".join(CLASSES)
+# Their paths, in which {split} stands for the word for a split, and the classes. The splits; "" of `--val`.
+TREES = {
+    "Imagenette, Imagewoof": ("imagenette2/{split}/{at}/x_{}.JPEG", IDS, "train val"),
+    "ImageNet-A, -O, -R, -Sketch": ("imagenet-r/{at}/art_{}.jpg", IDS, "train"),
+    "ImageNet-C": ("imagenet-c/gaussian_noise/1/{at}/ILSVRC2012_val_{}.JPEG", IDS, "train"),
+    "iNaturalist 2021": ("inat2021/{split}/{at}/{}.jpg", "00000_Animalia_Annelida, 00001_Animalia_Worm", "train val"),
+    "SUN397": ("SUN397/{at}/sun_{}{name}.jpg", "a/abbey, a/alley, b/bar, b/barn", "train"),
+    "Stanford Dogs": ("Images/{at}/{at:.9}_{}.jpg", "n02085620-Chihuahua, n02085782-Japanese_spaniel", ""),
+    "Caltech-101, Caltech-256": ("101_ObjectCategories/{at}/image_{:04}.jpg", "BACKGROUND_Google, accordion", ""),
+    "Fruits-360": ("fruits-360/{split}/{at}/{}_100.jpg", "Apple Golden 1, Banana", "train=Training test=Test"),
+    "Office-31": ("office31/amazon/images/{at}/frame_{:04}.jpg", "back_pack, bike", "train"),
+    "Cats and Dogs, PetImages": ("PetImages/{at}/{}.jpg", "Cat, Dog", "train"),
+    "LFW, VGGFace2": ("lfw/{at}/{at}_{:04}.jpg", "Aaron_Eckhart, Abdullah_Gul", "train"),
+    "GTSRB": ("GTSRB/Final_Training/Images/{at}/00000_{:05}.ppm", "00000, 00001, 00002", "train"),
+    "PlantVillage": ("plantvillage/color/{at}/{}.JPG", "Apple___Apple_scab, Apple___healthy", "train"),
+    "Intel scenes": ("intel/seg_{split}/seg_{split}/{at}/{}.jpg", "buildings, forest", "train test"),
+    "Dogs vs. Cats, Kaggle": ("dogs-vs-cats/train/{at}.{}.jpg", "cat, dog", ""),
+    "EuroSAT": ("EuroSAT/2750/{at}/{at}_{}.jpg", "AnnualCrop, Forest", ""),
+    "UC Merced, AID, RESISC45": ("UCMerced_LandUse/Images/{at}/{at}{:02}.tif", "agricultural, airplane", ""),
+}
+BESIDE = {
+    "Imagenette, Imagewoof": ("imagenette2/noisy_imagenette.csv", "path,noisy\ntrain/n01440764/x_0.JPEG,n01440764"),
+    "ImageNet-A, -O, -R, -Sketch": ("imagenet-r/README.txt", "n01440764 tench"),
+    "GTSRB": ("GTSRB/Final_Training/Images/00000/GT-00000.csv", "Filename;ClassId\n00000_00000.ppm;0"),
+    "COCO, LVIS, as pictures": ("coco/annotations/instances_val2017.json", "{}"),
+}
 
-    return note
+
+def _words(splits: str) -> Iterator[tuple[str, str]]:
+    """The splits, each with the word for it."""
+    for one in splits.split() or [""]:
+        split, _, word = one.partition("=")
+        yield split, word or split
+
+
+def _tree(copy: Copy, path: str, classes: str, splits: str) -> None:
+    for split, word in _words(splits):
+        copy.tree(path.replace("{split}", word), classes.split(", "), split, 2 if split else 16)
+
+
+# The splits, and the paths of the pictures and of their masks, with the word for the split.
+FLAT = {
+    "DIV2K": ("train", "DIV2K_train_HR/{:04}.png"),
+    "COCO, LVIS, as pictures": ("train val", "coco/{split}2017/{:012}.jpg"),
+    "CamVid": ("train", "CamVid/train/0001TP_{:06}.png", "CamVid/trainannot/0001TP_{:06}.png"),
+    "Kvasir-SEG": ("train", "Kvasir-SEG/images/cju{}.jpg", "Kvasir-SEG/masks/cju{}.png"),
+    "ADE20K": (
+        "train=training val=validation",
+        "ADEChallengeData2016/images/{split}/ADE_{split}_{:08}.jpg",
+        "ADEChallengeData2016/annotations/{split}/ADE_{split}_{:08}.png",
+    ),
+}
+
+
+def _flat(copy: Copy, splits: str, path: str, *masks: str) -> None:
+    for split, word in _words(splits):
+        for i in range(3):
+            copy.add(path.format(i, split=word), None, split)
+            for mask in masks:
+                copy.mask(mask.format(i, split=word))
 
 
 # --- ImageNet ---------------------------------------------------------------------------------------------------------
@@ -94,28 +161,24 @@ def _named(name: str) -> Callable[[Build], Build]:
 
 def _imagenet(copy: Copy, root: str) -> Path:
     for i, name in enumerate(CLASSES):
-        copy.tree(f"{root}/train", (name,), f"{name}_{{}}.JPEG")
+        copy.tree(f"{root}/train/{name}/{name}_{{}}.JPEG", (name,))
         copy.add(f"{root}/val/{name}/ILSVRC2012_val_{i + 1:08}.JPEG", name, "val")
     return copy.folder / root
 
 
-@_named("ImageNet, class folders")
-def _(copy: Copy) -> None:
+def imagenet_class_folders(copy: Copy) -> None:
     _imagenet(copy, "imagenet")
 
 
-@_named("ImageNet, as downloaded")
-def _(copy: Copy) -> None:
+def imagenet_as_downloaded(copy: Copy) -> None:
     write_archives(_imagenet(copy, "x"), copy.folder / "downloads")
 
 
-@_named("ImageNet, Kaggle")
-def _(copy: Copy) -> None:
+def imagenet_kaggle(copy: Copy) -> None:
     write_kaggle(_imagenet(copy, "x"), copy.folder / "kaggle")
 
 
-@_named("ImageNet, Hugging Face")
-def _(copy: Copy) -> None:
+def imagenet_hugging_face(copy: Copy) -> None:
     for split, word in (("train", "train"), ("val", "validation")):
         images = [{"bytes": copy.data(str(i % 3), split), "path": f"{i}.JPEG"} for i in range(6)]
         path = copy.folder / f"imagenet-1k/data/{word}-00000-of-00001.parquet"
@@ -123,20 +186,17 @@ def _(copy: Copy) -> None:
         pq.write_table(pa.table({"image": images, "label": [i % 3 for i in range(6)]}), path)
 
 
-@_named("ImageNet, WebDataset")
-def _(copy: Copy) -> None:
+def imagenet_webdataset(copy: Copy) -> None:
     write_webdataset(_imagenet(copy, "x"), copy.folder / "tars")
 
 
-@_named("ImageNet-21k")
-def _(copy: Copy) -> None:
+def imagenet_21k(copy: Copy) -> None:
     for name in CLASSES:
         members = [(f"{name}_{i}.JPEG", copy.data(name)) for i in range(2)]
         copy.write(f"winter21_whole/{name}.tar", tar_of(members))
 
 
-@_named("Tiny ImageNet")
-def _(copy: Copy) -> None:
+def tiny_imagenet(copy: Copy) -> None:
     copy.lines("tiny-imagenet-200/wnids.txt", *CLASSES)
     copy.lines("tiny-imagenet-200/words.txt", *(f"{name}\tsome words" for name in CLASSES))
     for name in CLASSES:
@@ -150,29 +210,10 @@ def _(copy: Copy) -> None:
     copy.add("tiny-imagenet-200/test/images/test_0.JPEG", None, "test")
 
 
-@_named("Imagenette, Imagewoof")
-def _(copy: Copy) -> None:
-    for split in ("train", "val"):
-        copy.tree(f"imagenette2/{split}", CLASSES, "x_{}.JPEG", split)
-    copy.lines("imagenette2/noisy_imagenette.csv", "path,noisy_labels_0", "train/n01440764/x_0.JPEG,n01440764")
-
-
-@_named("ImageNet-A, -O, -R, -Sketch")
-def _(copy: Copy) -> None:
-    copy.tree("imagenet-r", CLASSES, "art_{}.jpg")
-    copy.lines("imagenet-r/README.txt", "n01440764 tench")
-
-
-@_named("ImageNet-C")
-def _(copy: Copy) -> None:
-    copy.tree("imagenet-c/gaussian_noise/1", CLASSES, "ILSVRC2012_val_{}.JPEG")
-
-
 # --- scenes, animals, things ------------------------------------------------------------------------------------------
 
 
-@_named("Places365")
-def _(copy: Copy) -> None:
+def places365(copy: Copy) -> None:
     rows = []
     for i in range(8):
         path = f"/{'ab'[i % 2]}/{('airfield', 'bar')[i % 2]}{'/outdoor' * (i // 2 % 2)}/{i:08}.jpg"
@@ -181,8 +222,7 @@ def _(copy: Copy) -> None:
     copy.lines("places365_train_standard.txt", *rows)
 
 
-@_named("iNaturalist 2018")
-def _(copy: Copy) -> None:
+def inaturalist_2018(copy: Copy) -> None:
     names = ("Turdus merula", "Zea mays")
     for split, numbers in (("train", range(4)), ("val", range(4, 6))):
         paths = [f"train_val2018/{('Aves', 'Plantae')[i % 2]}/{2761 + i % 2}/{i}.jpg" for i in numbers]
@@ -196,21 +236,7 @@ def _(copy: Copy) -> None:
         copy.write(f"{split}2018.json", json.dumps(described))
 
 
-@_named("iNaturalist 2021")
-def _(copy: Copy) -> None:
-    for split in ("train", "val"):
-        copy.tree(f"inat2021/{split}", ("00000_Animalia_Annelida", "00001_Animalia_Arthropoda"), split=split)
-
-
-@_named("SUN397")
-def _(copy: Copy) -> None:
-    for path in ("a/abbey", "a/alley", "b/bar", "b/barn"):
-        for i in range(2):
-            copy.add(f"SUN397/{path}/sun_{i}{path[2:]}.jpg", path[2:])
-
-
-@_named("CUB-200-2011")
-def _(copy: Copy) -> None:
+def cub_200_2011(copy: Copy) -> None:
     names = ("001.Black_footed_Albatross", "002.Laysan_Albatross")
     paths = [f"{name}/{name[4:]}_{i:04}.jpg" for name in names for i in range(3)]
     for i, path in enumerate(paths):
@@ -219,8 +245,7 @@ def _(copy: Copy) -> None:
     copy.lines("CUB_200_2011/train_test_split.txt", *(f"{i + 1} {int(i % 3 < 2)}" for i in range(len(paths))))
 
 
-@_named("Stanford Cars")
-def _(copy: Copy) -> None:
+def stanford_cars(copy: Copy) -> None:
     fields = [("class", "O"), ("fname", "O")]
     for split in ("train", "test"):
         rows = np.zeros((1, 4), fields)
@@ -231,13 +256,14 @@ def _(copy: Copy) -> None:
 
 
 def _mat(**values: Any) -> bytes:
+    from scipy.io import savemat
+
     file = io.BytesIO()
     savemat(file, values)
     return file.getvalue()
 
 
-@_named("Oxford Flowers 102")
-def _(copy: Copy) -> None:
+def oxford_flowers_102(copy: Copy) -> None:
     splits = ("train", "val", "test")
     for i in range(9):
         copy.add(f"flowers/jpg/image_{i + 1:05}.jpg", str(i // 3), splits[i % 3])
@@ -246,8 +272,7 @@ def _(copy: Copy) -> None:
     copy.write("flowers/setid.mat", _mat(**ids))
 
 
-@_named("Oxford-IIIT Pets")
-def _(copy: Copy) -> None:
+def oxford_iiit_pets(copy: Copy) -> None:
     names = ("Abyssinian", "american_bulldog")
     for split, file in (("train", "trainval"), ("test", "test")):
         ids = [f"{name}_{i}" for name in names for i in ((1, 2) if split == "train" else (3,))]
@@ -258,14 +283,7 @@ def _(copy: Copy) -> None:
         copy.lines(f"pets/annotations/{file}.txt", *rows)
 
 
-@_named("Stanford Dogs")
-def _(copy: Copy) -> None:
-    for name in ("n02085620-Chihuahua", "n02085782-Japanese_spaniel"):
-        copy.tree("Images", (name,), f"{name[:9]}_{{}}.jpg", split="", each=16)
-
-
-@_named("Food-101")
-def _(copy: Copy) -> None:
+def food_101(copy: Copy) -> None:
     for split, numbers in (("train", (1, 2, 3)), ("test", (4,))):
         for name in CD:
             for i in numbers:
@@ -273,8 +291,7 @@ def _(copy: Copy) -> None:
         copy.lines(f"food-101/meta/{split}.txt", *(f"{name}/{i}" for name in CD for i in numbers))
 
 
-@_named("DTD")
-def _(copy: Copy) -> None:
+def dtd(copy: Copy) -> None:
     for split, number in (("train", 1), ("val", 2), ("test", 3)):
         paths = [f"{name}/{name}_{number:04}.jpg" for name in ("banded", "dotted")]
         for path in paths:
@@ -282,74 +299,7 @@ def _(copy: Copy) -> None:
         copy.lines(f"dtd/labels/{split}1.txt", *paths)
 
 
-@_named("Caltech-101, Caltech-256")
-def _(copy: Copy) -> None:
-    copy.tree("101_ObjectCategories", ("BACKGROUND_Google", "accordion"), "image_{:04}.jpg", split="", each=16)
-
-
-@_named("Fruits-360")
-def _(copy: Copy) -> None:
-    for split, word in (("train", "Training"), ("test", "Test")):
-        copy.tree(f"fruits-360/{word}", ("Apple Golden 1", "Banana"), "{}_100.jpg", split)
-
-
-@_named("Office-31")
-def _(copy: Copy) -> None:
-    copy.tree("office31/amazon/images", ("back_pack", "bike"), "frame_{:04}.jpg")
-
-
-@_named("Cats and Dogs, PetImages")
-def _(copy: Copy) -> None:
-    copy.tree("PetImages", ("Cat", "Dog"))
-
-
-@_named("Dogs vs. Cats, Kaggle")
-def _(copy: Copy) -> None:
-    for i in range(32):
-        copy.add(f"dogs-vs-cats/train/{CD[i % 2]}.{i}.jpg", CD[i % 2], "")
-
-
-@_named("LFW, VGGFace2")
-def _(copy: Copy) -> None:
-    for name, each in (("Aaron_Eckhart", 1), ("Abdullah_Gul", 3)):
-        copy.tree("lfw", (name,), f"{name}_{{:04}}.jpg", each=each)
-
-
-@_named("GTSRB")
-def _(copy: Copy) -> None:
-    above = "GTSRB/Final_Training/Images"
-    copy.tree(above, ("00000", "00001", "00002"), "00000_{:05}.ppm")
-    copy.lines(f"{above}/00000/GT-00000.csv", "Filename;Width;Height;ClassId", "00000_00000.ppm;8;8;0")
-
-
-@_named("PlantVillage")
-def _(copy: Copy) -> None:
-    copy.tree("plantvillage/color", ("Apple___Apple_scab", "Apple___healthy"), "{}.JPG")
-
-
-@_named("Intel scenes")
-def _(copy: Copy) -> None:
-    for split in ("train", "test"):
-        copy.tree(f"intel/seg_{split}/seg_{split}", ("buildings", "forest"), split=split)
-
-
-# --- from above -------------------------------------------------------------------------------------------------------
-
-
-@_named("EuroSAT")
-def _(copy: Copy) -> None:
-    for name in ("AnnualCrop", "Forest"):
-        copy.tree("EuroSAT/2750", (name,), f"{name}_{{}}.jpg", split="", each=16)
-
-
-@_named("UC Merced, AID, RESISC45")
-def _(copy: Copy) -> None:
-    for name in ("agricultural", "airplane"):
-        copy.tree("UCMerced_LandUse/Images", (name,), f"{name}{{:02}}.tif", split="", each=16)
-
-
-@_named("BigEarthNet")
-def _(copy: Copy) -> None:
+def bigearthnet(copy: Copy) -> None:
     for i in range(4):
         name = f"S2A_MSIL2A_20170613T101031_{i}"
         pixels = copy.pixels()
@@ -359,11 +309,7 @@ def _(copy: Copy) -> None:
             copy.write(f"BigEarthNet-v1.0/{name}/{name}_{band}.tif", file.getvalue())
 
 
-# --- small arrays -----------------------------------------------------------------------------------------------------
-
-
-@_named("CIFAR-10, CIFAR-100")
-def _(copy: Copy) -> None:
+def cifar_10_cifar_100(copy: Copy) -> None:
     for split, file in (("train", "data_batch_1"), ("test", "test_batch")):
         images = np.stack([copy.pixels(str(i % 2), split, 32) for i in range(4)]).transpose(0, 3, 1, 2)
         batch = {b"data": images.reshape(4, -1), b"labels": [0, 1, 0, 1]}
@@ -371,8 +317,7 @@ def _(copy: Copy) -> None:
     copy.write("cifar-10-batches-py/batches.meta", pickle.dumps({b"label_names": [b"cat", b"dog"]}))
 
 
-@_named("MNIST, Fashion-MNIST, KMNIST")
-def _(copy: Copy) -> None:
+def mnist_fashion_mnist_kmnist(copy: Copy) -> None:
     for split, word, grays in (("train", "train", (0, 21)), ("test", "t10k", (42,))):
         images = np.stack([copy.pixels(str(i), split, 28, gray) for i, gray in enumerate(grays)])[..., 0]
         head = struct.pack(">4I", 0x803, len(images), 28, 28)
@@ -381,23 +326,20 @@ def _(copy: Copy) -> None:
         copy.write(f"mnist/{word}-labels-idx1-ubyte.gz", gzip.compress(labels))
 
 
-@_named("STL-10")
-def _(copy: Copy) -> None:
+def stl_10(copy: Copy) -> None:
     for split in ("train", "test"):
         images = np.stack([copy.pixels(str(i % 2), split, 96) for i in range(4)])
         copy.write(f"stl10_binary/{split}_X.bin", images.transpose(0, 3, 2, 1).tobytes())
         copy.write(f"stl10_binary/{split}_y.bin", bytes([1, 2, 1, 2]))
 
 
-@_named("SVHN")
-def _(copy: Copy) -> None:
+def svhn(copy: Copy) -> None:
     for split in ("train", "test"):
         images = np.stack([copy.pixels(str(i % 2), split, 32) for i in range(4)], axis=3)
         copy.write(f"svhn/{split}_32x32.mat", _mat(X=images, y=np.array([[10], [1], [10], [1]], np.uint8)))
 
 
-@_named("MedMNIST")
-def _(copy: Copy) -> None:
+def medmnist(copy: Copy) -> None:
     arrays = {}
     for split in ("train", "val", "test"):
         arrays[f"{split}_images"] = np.stack([copy.pixels(str(i % 2), split, 28) for i in range(2)])
@@ -408,15 +350,13 @@ def _(copy: Copy) -> None:
 # --- faces and people -------------------------------------------------------------------------------------------------
 
 
-@_named("CelebA, identities")
-def _(copy: Copy) -> None:
+def celeba_identities(copy: Copy) -> None:
     for i in range(4):
         copy.add(f"img_align_celeba/{i + 1:06}.jpg", str(i % 2))
     copy.lines("identity_CelebA.txt", *(f"{i + 1:06}.jpg {i % 2}" for i in range(4)))
 
 
-@_named("CelebA, attributes")
-def _(copy: Copy) -> None:
+def celeba_attributes(copy: Copy) -> None:
     rows = []
     for i in range(4):
         values = (2 * (i % 2) - 1, 2 * (i // 2) - 1)
@@ -425,15 +365,13 @@ def _(copy: Copy) -> None:
     copy.lines("list_attr_celeba.csv", "image_id,Smiling,Young", *rows)
 
 
-@_named("FFHQ, StyleGAN's folders")
-def _(copy: Copy) -> None:
+def ffhq_stylegan_s_folders(copy: Copy) -> None:
     for i in range(4):
         copy.add(f"ffhq/{i // 2:05}/img{i:08}.png")
     copy.write("ffhq/dataset.json", json.dumps({"labels": None}))
 
 
-@_named("MS1M, Glint360K, CASIA (.rec)")
-def _(copy: Copy) -> None:
+def ms1m_glint360k_casia_rec(copy: Copy) -> None:
     content = b""
     for i in range(4):
         image = struct.pack("<IfQQ", 0, i % 2, i, 0) + copy.data(str(i % 2))
@@ -442,8 +380,7 @@ def _(copy: Copy) -> None:
     copy.write("faces/train.rec", struct.pack("<II", 0xCED7230A, len(head)) + head + content)
 
 
-@_named("Market-1501")
-def _(copy: Copy) -> None:
+def market_1501(copy: Copy) -> None:
     for i in range(4):
         copy.add(f"bounding_box_train/{2 + i % 2:04}_c1s1_{i:06}_03.jpg", f"id{2 + i % 2:04}")
 
@@ -451,62 +388,28 @@ def _(copy: Copy) -> None:
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 
-@_named("ADE20K")
-def _(copy: Copy) -> None:
-    for split in ("training", "validation"):
-        for i in range(2):
-            name = f"{split}/ADE_{split[:5]}_{i:08}"
-            copy.add(f"ADEChallengeData2016/images/{name}.jpg", None, {"training": "train"}.get(split, "val"))
-            copy.mask(f"ADEChallengeData2016/annotations/{name}.png")
-
-
-@_named("Cityscapes")
-def _(copy: Copy) -> None:
+def cityscapes(copy: Copy) -> None:
     for split in ("train", "val"):
         for city in ("aachen", "bochum"):
             name = f"{split}/{city}/{city}_000000_000019"
             copy.add(f"leftImg8bit/{name}_leftImg8bit.png", None, split)
             copy.mask(f"gtFine/{name}_gtFine_labelIds.png")
-            copy.mask(f"gtFine/{name}_gtFine_instanceIds.png")
+            copy.mask(f"gtFine/{name}_gtFine_instanceIds.png", value=99)
 
 
-@_named("CamVid")
-def _(copy: Copy) -> None:
-    for i in range(3):
-        copy.add(f"CamVid/train/0001TP_{i:06}.png")
-        copy.mask(f"CamVid/trainannot/0001TP_{i:06}.png")
-
-
-@_named("Pascal VOC")
-def _(copy: Copy) -> None:
+def pascal_voc(copy: Copy) -> None:
     for i in range(4):
         copy.add(f"VOC2012/JPEGImages/2007_{i:06}.jpg", None, ("train", "val")[i // 2])
-        copy.mask(f"VOC2012/SegmentationClass/2007_{i:06}.png", 1, "P")
+        copy.mask(f"VOC2012/SegmentationClass/2007_{i:06}.png", "P")
         copy.lines(f"VOC2012/Annotations/2007_{i:06}.xml", "<annotation/>")
     for split, numbers in (("train", (0, 1)), ("val", (2, 3))):
         copy.lines(f"VOC2012/ImageSets/Segmentation/{split}.txt", *(f"2007_{i:06}" for i in numbers))
 
 
-@_named("Kvasir-SEG")
-def _(copy: Copy) -> None:
-    for i in range(4):
-        copy.add(f"Kvasir-SEG/images/cju{i}.jpg")
-        copy.mask(f"Kvasir-SEG/masks/cju{i}.png")
-
-
 # --- without labels, or with several ----------------------------------------------------------------------------------
 
 
-@_named("COCO, LVIS, as pictures")
-def _(copy: Copy) -> None:
-    for split in ("train", "val"):
-        for i in range(2):
-            copy.add(f"coco/{split}2017/{i:012}.jpg", None, split)
-    copy.write("coco/annotations/instances_val2017.json", "{}")
-
-
-@_named("OpenImages")
-def _(copy: Copy) -> None:
+def openimages(copy: Copy) -> None:
     names = ("/m/01g317", "/m/0bt9lr")
     rows = []
     for i in range(4):
@@ -515,8 +418,7 @@ def _(copy: Copy) -> None:
     copy.lines("train-annotations-human-imagelabels.csv", "ImageID,Source,LabelName,Confidence", *rows)
 
 
-@_named("LAION, CC3M, DataComp (img2dataset)")
-def _(copy: Copy) -> None:
+def laion_cc3m_datacomp_img2dataset(copy: Copy) -> None:
     for k in range(2):
         members = []
         for i in range(3):
@@ -531,8 +433,7 @@ def _(copy: Copy) -> None:
         copy.write(f"laion/{k:05}_stats.json", "{}")
 
 
-@_named("img2dataset, as files")
-def _(copy: Copy) -> None:
+def img2dataset_as_files(copy: Copy) -> None:
     for i in range(4):
         name = f"cc3m/{i // 2:05}/{i // 2:05}{i % 2:04}"
         copy.add(f"{name}.jpg")
@@ -540,17 +441,10 @@ def _(copy: Copy) -> None:
         copy.write(f"{name}.json", '{"caption": "words", "key": "1"}')
 
 
-@_named("DIV2K")
-def _(copy: Copy) -> None:
-    for i in range(3):
-        copy.add(f"DIV2K_train_HR/{i + 1:04}.png")
-
-
 # --- medicine and Kaggle ----------------------------------------------------------------------------------------------
 
 
-@_named("NIH ChestX-ray14")
-def _(copy: Copy) -> None:
+def nih_chestx_ray14(copy: Copy) -> None:
     names = ("Hernia", "Mass")
     rows = []
     for i in range(24):
@@ -561,8 +455,7 @@ def _(copy: Copy) -> None:
     copy.lines("Data_Entry_2017.csv", "Image Index,Finding Labels,Follow-up #,Patient ID", *rows)
 
 
-@_named("HAM10000, ISIC")
-def _(copy: Copy) -> None:
+def ham10000_isic(copy: Copy) -> None:
     rows = []
     for i in range(24):
         copy.add(f"ham/HAM10000_images_part_{1 + i // 12}/ISIC_{i:07}.jpg", ("mel", "nv")[i % 2], "")
@@ -570,22 +463,19 @@ def _(copy: Copy) -> None:
     copy.lines("HAM10000_metadata.csv", "lesion_id,image_id,dx,dx_type,age,sex,localization", *rows)
 
 
-@_named("APTOS 2019, Cassava, Plant Pathology")
-def _(copy: Copy) -> None:
+def aptos_2019_cassava_plant_pathology(copy: Copy) -> None:
     for i in range(6):
         copy.add(f"aptos/train_images/{i:012x}.png", str(i % 3))
     copy.lines("aptos/train.csv", "id_code,diagnosis", *(f"{i:012x},{i % 3}" for i in range(6)))
 
 
-@_named("Dog Breed, Kaggle")
-def _(copy: Copy) -> None:
+def dog_breed_kaggle(copy: Copy) -> None:
     for i in range(6):
         copy.add(f"dog-breed/train/{i:032x}.jpg", ("boxer", "pug")[i % 2])
     copy.lines("dog-breed/labels.csv", "id,breed", *(f"{i:032x},{('boxer', 'pug')[i % 2]}" for i in range(6)))
 
 
-@_named("Lists of MXNet")
-def _(copy: Copy) -> None:
+def lists_of_mxnet(copy: Copy) -> None:
     for i in range(4):
         copy.add(f"photos/{i}.jpg", str(i % 2))
     copy.lines("photos.lst", *(f"{i}\t{i % 2}.000000\t{i}.jpg" for i in range(4)))
