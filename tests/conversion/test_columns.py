@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import shutil
@@ -17,12 +16,14 @@ import pytest
 from command import call
 from conversions import OPTIONS, interrupted
 from folders import everything, flip, hashes, put
-from storages import scan_tree
+from storages import rows, scan_tree
 
+from shardio.conversion.collect import collect
 from shardio.conversion.convert import convert
+from shardio.conversion.options import ConvertOptions
 from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Collection, ColumnTable, FileOrigin, Source
-from shardio.conversion.sources.listed import describe, list_table
+from shardio.conversion.sources.listed import describe
 from shardio.conversion.sources.table import Table, read_table
 from shardio.errors import ConvertError, SourceError
 from shardio.reading.shardset import open_shards
@@ -55,8 +56,6 @@ def column(tmp_path: Path, *cells: str) -> np.ndarray[Any, Any]:
     path = write_csv(tmp_path / "m.csv", "path,x", *(f"{name},{cell}" for name, cell in zip(PATHS, cells, strict=True)))
     return read(path).values["x"]
 
-
-# --- types -----------------------------------------------------------------------------------------------------------
 
 NAN = math.nan
 
@@ -133,83 +132,49 @@ def test_parquet_columns_have_the_types_of_csv_columns(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], expected)
 
 
-def test_parquet_paths_are_text_or_bytes(tmp_path: Path) -> None:
-    for kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
-        paths = pa.array([path.encode() for path in PATHS]).cast(kind)
-        pq.write_table(pa.table({"path": paths, "x": [1, 2, 3]}), tmp_path / "m.parquet")
-        assert list(read(tmp_path / "m.parquet").rows) == [path.encode() for path in PATHS]
-
-
-# --- CSV -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_csv_may_be_quoted_have_a_byte_order_mark_crlf_empty_lines_and_columns_in_any_order(tmp_path: Path) -> None:
-    path = tmp_path / "m.csv"
-    text = '\ufeffscore, path ,"n"\r\n0.5,"n01/a.jpg",1\r\n\r\n"",n02/c.jpg, 3\r\n0.25,n01/b.jpg,2'
-    path.write_bytes(text.encode())
-    table = read(path, "score", "n")
-    assert [(spec.name, spec.row.dtype) for spec in table.specs] == [("score", "<f8"), ("n", "<i8")]
-    assert list(table.rows) == [b"n01/a.jpg", b"n02/c.jpg", b"n01/b.jpg"]
-    np.testing.assert_array_equal(table.values["score"], [0.5, NAN, 0.25])
-    assert table.values["n"].tolist() == [1, 3, 2]
-
-
-def test_paths_need_not_be_utf8_and_may_need_quoting(tmp_path: Path) -> None:
-    names = [b"\xff/\xfe", b'a "b", c', b"new\nline", "ü☃".encode(), b" lead"]
-    put(tmp_path, names[0])
-    path = tmp_path / "m.csv"
-    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer = csv.writer(file)
-        writer.writerow(["path", "x"])
-        writer.writerows([name.decode(errors="surrogateescape"), i] for i, name in enumerate(names))
-    found = list_table(Table(path, root=tmp_path, columns=["x"])).collect("folders").columns
-    assert found is not None
-    assert found.rows == {name: i for i, name in enumerate(names)}
-    assert found.values["x"].tolist() == list(range(len(names)))
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()], ids=str)
+def test_texts_in_parquet_may_be_bytes(tmp_path: Path, kind: Any) -> None:
+    put(tmp_path, *PATHS)
+    columns = {"path": PATHS, "label": ["x", "y", "x"], "split": ["train", None, "val"]}
+    table = pa.table({name: pa.array(cells).cast(pa.binary()).cast(kind) for name, cells in columns.items()})
+    pq.write_table(table, tmp_path / "t.parquet")
+    found = collect(tmp_path, ConvertOptions(table=tmp_path / "t.parquet"))
+    assert rows(found) == [(b"n01/a.jpg", 0), (b"n01/b.jpg", 1)]
+    assert rows(found, "val") == [(b"n02/c.jpg", 0)]
 
 
 ROWS = [f"{path},1" for path in PATHS]
 BAD: dict[str, tuple[Any, str]] = {
-    "a name twice": (["path,x,x", *(f"{row},2" for row in ROWS)], "expected one column 'x', found 2 columns"),
-    "a path twice": (["path,x", *ROWS, ROWS[1], ROWS[1]], "line 5: expected a path that is not in line 3 already"),
-    "a row too few": (["path,x", *ROWS[:1]], "2 of 3 images, such as 'n01/b.jpg'"),
-    "other paths": (["path,x", *(f"other/{row}" for row in ROWS)], "such as 'other/n01/a.jpg'"),
-    "parquet of text": ({"path": PATHS, "x": ["1", "b", "3"]}, "row 1: column 'x': expected a number or an empty cell"),
-    "parquet of lists": ({"path": PATHS, "x": [[1], [2], [3]]}, "or an empty cell, found '[1]'"),
+    "lists": (
+        {"path": PATHS, "x": [[1], [2], [3]]},
+        "row 0: column 'x': expected a number or an empty cell, found '[1]'",
+    ),
     "paths of another type": ({"path": [1, 2, 3], "x": [1, 2, 3]}, "without an image in SRC, such as '1'"),
     "a missing path": ({"path": [*PATHS[:2], None], "x": [1, 2, 3]}, "row 2: expected a path of 1 to"),
 }
-BAD_NAMES = {
-    "label": "column 'label': an array's name must not be",
-    "labels": "column 'labels': labels must be",
-    "my score": "found 'my score'",
-}
 
 
-def test_names_that_an_array_cannot_have_are_refused(tmp_path: Path) -> None:
-    for name, message in BAD_NAMES.items():
+def test_names_that_an_array_cannot_have_and_tables_that_are_no_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="expected a table, found nothing"):
+        read(tmp_path / "m.csv")
+    for name, message in (
+        ("label", "column 'label': an array's name must not be"),
+        ("labels", "column 'labels': labels must be"),
+        ("my score", "found 'my score'"),
+    ):
         with pytest.raises(SourceError, match=message):
             read(write_csv(tmp_path / "m.csv", f"path,{name}", *ROWS), name)
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_other_tables_are_refused_with_what_was_found(tmp_path: Path, name: str) -> None:
+def test_parquet_of_other_types_is_refused_with_what_was_found(tmp_path: Path, name: str) -> None:
     content, message = BAD[name]
-    path = tmp_path / "m"
-    if isinstance(content, dict):
-        pq.write_table(pa.table(content), path)
-    else:
-        write_csv(path, *content)
+    pq.write_table(pa.table(content), tmp_path / "m")
     with pytest.raises(SourceError) as caught:
-        read(path)
-    assert str(caught.value).startswith(str(path))
+        read(tmp_path / "m")
+    assert str(caught.value).startswith(str(tmp_path / "m"))
     assert message in str(caught.value)
     assert len(str(caught.value)) < 500
-
-
-def test_a_table_that_is_no_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="expected a table, found nothing"):
-        read(tmp_path / "m.csv")
 
 
 def test_any_number_and_any_name_changes_the_digest(tmp_path: Path) -> None:
@@ -219,9 +184,6 @@ def test_any_number_and_any_name_changes_the_digest(tmp_path: Path) -> None:
     found = {digest(read(write_csv(tmp_path / "m.csv", *text))) for text in texts}
     found.add(digest(read(write_csv(tmp_path / "m.csv", "path,y", *ROWS), "y")))
     assert len(found) == len(texts) + 1
-
-
-# --- conversions -----------------------------------------------------------------------------------------------------
 
 
 def number_of(key: bytes) -> int:
