@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from folders import put as put_files
 from pictures import random_jpeg
 from proposals import check
-from storages import scan, tar_of
+from storages import scan
 
 from shardio.cli.main import cli
 from shardio.conversion.collect import find_kind
@@ -49,30 +49,23 @@ def refused(src: Path) -> str:
     return str(caught.value)
 
 
-# --- layouts that could be understood in two ways ---------------------------------------------------------------------
-
-
 def test_both_commands_that_a_refusal_names_work_and_their_sets_are_repaired(tmp_path: Path) -> None:
     src = put(tmp_path / "my src", "train/a/1.jpg", "train/b/2.jpg", "test/3.jpg")
-    for call in (
-        lambda: convert(src, tmp_path / "out", **OPTIONS),
-        lambda: estimate(src, seconds=0.01),
-    ):
+    for call in (lambda: estimate(src, seconds=0.01), lambda: convert(src, tmp_path / "out", **OPTIONS)):
         with pytest.raises(DoubtError, match="expected class folders in 'test'") as caught:
             call()
     assert not (tmp_path / "out").exists()
     doubt = caught.value.with_args(["convert", str(src), "OUT", "--size", "8", "--labels=folders"])
-    for words, (labels, unlabeled) in zip(
-        doubt.commands, (("folders", ("test",)), ("none", ("train", "test"))), strict=True
+    for words, labels, unlabeled in zip(
+        doubt.commands, ("folders", "none"), ({"test"}, {"train", "test"}), strict=True
     ):
         assert f": shardio {shlex.join(words)}" in str(doubt)
-        out = tmp_path / labels
         assert words == ("convert", str(src), "OUT", "--size", "8", "--labels", labels)
-        words = tuple(str(out) if word == "OUT" else word for word in words)
-        done = CliRunner().invoke(cli, words, catch_exceptions=False)
-        assert set(re.findall(r"found +(\w+): [\d,]+ images?, without labels", done.output)) == set(unlabeled)
+        out = tmp_path / labels
+        done = CliRunner().invoke(cli, [str(out) if word == "OUT" else word for word in words], catch_exceptions=False)
+        assert set(re.findall(r"found +(\w+): [\d,]+ images?, without labels", done.output)) == unlabeled
         shards = {split: open_shards(out, split) for split in ("train", "test")}
-        assert {split for split, one in shards.items() if one.content.label_row is None} == set(unlabeled)
+        assert {split for split, one in shards.items() if one.content.label_row is None} == unlabeled
         assert shards["train"].classes == (("a", "b") if labels == "folders" else ())
         assert convert(src, out, **OPTIONS, labels=labels).num_converted == 0
         (out / "test-00000.npy").unlink()
@@ -86,17 +79,6 @@ def test_a_command_that_does_not_do_what_its_sentence_says_fails_the_test(tmp_pa
         doubt = DoubtError(src, "found", [Reading(meaning, {"--labels": "none"})])
         with contextlib.nullcontext() if is_true else pytest.raises(AssertionError, match=meaning):
             check(doubt)
-
-
-def test_labels_that_are_written_down_may_be_of_one_class(tmp_path: Path) -> None:
-    put(tmp_path, "1.jpg", "2.jpg")
-    (tmp_path / "list").write_text("1.jpg dog\n2.jpg dog\n")
-    (tmp_path / "x.tar").write_bytes(tar_of([("1.jpg", PICTURE), ("1.cls", b"dog")]))
-    for name in ("list", "x.tar"):
-        assert scan(tmp_path / name).classes == ("dog",)
-
-
-# --- classes without images -------------------------------------------------------------------------------------------
 
 
 def test_an_empty_class_folder_is_refused_left_out_or_kept(tmp_path: Path) -> None:
@@ -133,9 +115,6 @@ def test_a_set_with_a_class_left_out_or_kept_is_recognized_and_repaired(
     assert convert(src, out, **OPTIONS, empty_classes=empty_classes).num_converted == 0
     (out / "train-index.npy").unlink()
     assert repair(out, src, workers=1).repaired == ("train-index.npy",)
-
-
-# --- many classes, large folders, long names --------------------------------------------------------------------------
 
 
 def test_listing_a_tree_costs_a_fixed_number_of_calls_for_each_class_and_none_for_an_image(
@@ -178,27 +157,19 @@ def test_one_key_that_would_widen_every_row_of_the_index_is_told_beforehand(
     src = put(tmp_path / "one", *(f"a/{i}.jpg" for i in range(300)), long)
     assert scan(src, labels="folders").num_sources == 301  # an index of so few rows may be wide
     monkeypatch.setattr("shardio.conversion.sources.listing._MOST_PADDING_NBYTES", 900_000)
-    with pytest.raises(SourceError) as caught:
+    with pytest.raises(SourceError, match=rf"'train', the path 'b/ddd.* {len(long):,} bytes.* 909,622 bytes") as caught:
         scan(src, labels="folders")
-    message = str(caught.value)
-    assert "in the split 'train', the path 'b/ddd" in message
-    assert f"{len(long):,} bytes. Padding" in message
-    assert "909,622 bytes" in message
-    assert len(message) < 1000
+    assert len(str(caught.value)) < 1000
     # Beside keys that are long by themselves it is not much wider.
     many = put(tmp_path / "all", *(f"a/{'x' * 230}{i}.jpg" for i in range(400)), long)
     assert scan(many, labels="folders").num_sources == 401
 
 
-# --- the kind that SRC is taken for -----------------------------------------------------------------------------------
-
-
 def test_an_ordinary_tree_stays_a_tree_whatever_lies_in_it(tmp_path: Path) -> None:
     put_files(tmp_path, "a/1.jpg", "b/2.jpg", "labels.csv", "list.txt", "images.tar", "train.parquet", ".hidden/x")
-    assert find_kind(tmp_path) == "tree"
     put_files(tmp_path, "a/extra.tar", "b/notes.csv", "Data/1.jpg")
-    assert find_kind(tmp_path) == "tree"
-    assert scan(tmp_path).ignored == {"hidden": 1, "not an image": 6}
+    found = scan(tmp_path)
+    assert (found.kind, found.ignored) == ("tree", {"hidden": 1, "not an image": 6})
 
 
 @pytest.mark.parametrize(
@@ -221,6 +192,7 @@ def test_an_ordinary_tree_stays_a_tree_whatever_lies_in_it(tmp_path: Path) -> No
         (["a/000.tar", "b/1.jpg"], "tree"),
         (["train/a/1.jpg", "train/a/2.tar", "val/a/3.tar", "val/a/4.jpg"], "tree"),
         (["a/000.tar", "b/c/1.tar"], "tree"),
+        (["a/1.jpg", "b/2.jpg", "labels.csv", "list.txt", "images.tar", "train.parquet", ".hidden/x"], "tree"),
         (["a/"], "tree"),
         ([], "tree"),
         (["list.csv"], "tree"),
@@ -236,11 +208,6 @@ def test_files_are_told_by_what_they_begin_with(tmp_path: Path) -> None:
     for text in (b"a.jpg 0\n", b"", b"caf\xe9.jpg\tcat\n", b"path,label\n"):
         (tmp_path / "list").write_bytes(text)
         assert find_kind(tmp_path / "list") == "list"
-
-
-def test_a_file_or_folder_whose_name_looks_like_a_pattern_is_that_file_or_folder(tmp_path: Path) -> None:
-    put_files(tmp_path, "images [old] {1}/a/1.jpg")
-    assert find_kind(tmp_path / "images [old] {1}") == "tree"
 
 
 def test_a_kind_that_is_said_is_not_looked_for(tmp_path: Path) -> None:

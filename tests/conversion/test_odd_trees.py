@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import inspect
 import json
 import os
@@ -82,25 +81,13 @@ def test_commands_show_names_that_are_no_utf8_escaped_and_write_them_as_they_are
         return run_forked("shardio", *words, env={**os.environ, "PYTHONIOENCODING": encoding})
 
     done = run("convert", root, out, "--size", "8")
-    assert (done.returncode, done.stderr.splitlines()[0]) == (
-        0,
-        "shardio: 2 classes, cl\\udcff to dog, from the names of folders",
-    )
+    assert done.returncode == 0
+    assert done.stderr.startswith("shardio: 2 classes, cl\\udcff to dog, ")
     shown = out.replace("\udcfe", "\\udcfe")
     assert shown in done.stdout
     for encoding in ("utf-8:strict", "utf-8:surrogateescape"):
         assert run("info", out, encoding=encoding).stdout.startswith(shown + ": ")
     assert json.loads(run("info", out, "--json").stdout)["path"] == out
-    with open(out + "/train-00000.npy", "r+b") as file:
-        file.truncate(4096)
-    damaged = run("verify", out)
-    assert damaged.returncode == 1
-    assert r"cl\udcff/2\udcfe.jpg" in damaged.stdout
-    repaired = run("repair", out, root)
-    assert repaired.stdout.startswith("repaired: " + shown)
-    failed = run("convert", root + "-not", out)
-    assert failed.returncode == 1
-    assert "im\\udcffages-not: expected a folder of images" in failed.stderr
 
 
 def test_folders_may_be_nested_deeper_than_functions_can_call_each_other(src: Path) -> None:
@@ -115,70 +102,34 @@ def test_folders_may_be_nested_deeper_than_functions_can_call_each_other(src: Pa
     assert len(keys) == 13
 
 
-# --- what cannot be read ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("code", "call"), [(errno.EACCES, "open"), (errno.EIO, "fstat")])
-def test_an_image_that_cannot_be_read_is_refused_and_all_others_are_taken(
-    src: Path, out: Path, code: int, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Made up, for root may read everything.
-    inode = (src / "b" / "5.jpg").stat().st_ino
-    real: Callable[..., Any] = getattr(os, call)
-
-    def failing(target: Any, *words: Any, **options: Any) -> Any:
-        if (target == str(src / "b" / "5.jpg")) if call == "open" else (real(target).st_ino == inode):
-            raise OSError(code, os.strerror(code), str(target))
-        return real(target, *words, **options)
-
-    monkeypatch.setattr(os, call, failing)
-    report = convert(src, out, **OPTIONS, max_bad=1)
-    assert report.refused == {"unreadable": 1}
-    (line,) = rejects(out)
-    assert line == {"split": "train", "key": "b/5.jpg", "reason": "unreadable", "detail": os.strerror(code)}
-    assert dict(report.num_samples) == {"train": 11}
-
-
-# --- what changes while it is converted -------------------------------------------------------------------------------
-
-
-def at_first_progress(change: Callable[[], None]) -> Callable[[Progress], None]:
-    """A progress callback: in "source" order, with one worker, nothing but the first image is read by then."""
-    done: list[bool] = []
-
-    def callback(progress: Progress) -> None:
-        if not done:
-            done.append(True)
-            change()
-
-    return callback
+def replace_file(path: Path) -> None:
+    put(path.parent, "new", content=picture(99))
+    (path.parent / "new").rename(path)
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"), [(os.unlink, "unreadable: No such file"), (lambda path: os.truncate(path, 99), "damaged: ")]
+    ("change", "reason"),
+    [(os.unlink, "unreadable: No such file"), (lambda path: os.truncate(path, 99), "damaged: "), (replace_file, "")],
 )
-def test_an_image_that_is_spoilt_between_scan_and_reading_is_refused(
-    src: Path, out: Path, change: Callable[[Path], None], reason: str
+def test_an_image_that_changes_between_scan_and_reading_is_refused_or_the_new_one(
+    src: Path, out: Path, tmp_path: Path, change: Callable[[Path], None], reason: str
 ) -> None:
-    spoil = at_first_progress(lambda: change(src / "b" / "5.jpg"))
-    report = convert(src, out, **OPTIONS, order="source", max_bad=1, on_progress=spoil)
-    (line,) = rejects(out)
-    assert line["key"] == "b/5.jpg"
-    assert f"{line['reason']}: {line['detail']}".startswith(reason)
-    assert dict(report.num_samples) == {"train": 11}
+    changing = [src / "b" / "5.jpg"]
+
+    def change_first(progress: Progress) -> None:  # when only the first image is read
+        while changing:
+            change(changing.pop())
+
+    options = {**OPTIONS, "order": "source", "max_bad": 1}
+    report = convert(src, out, **options, on_progress=change_first)
     assert verify(out).ok
-
-
-def test_an_image_that_is_replaced_between_scan_and_reading_is_the_new_one(
-    src: Path, out: Path, tmp_path: Path
-) -> None:
-    def replace() -> None:
-        put(src, b"b/new", content=picture(99))
-        (src / "b" / "new").rename(src / "b" / "5.jpg")
-
-    convert(src, out, **OPTIONS, on_progress=at_first_progress(replace), order="source")
-    convert(src, tmp_path / "again", **OPTIONS, order="source")
-    assert hashes(out) == hashes(tmp_path / "again")
+    if reason:
+        (line,) = rejects(out)
+        assert f"{line['key']} {line['reason']}: {line['detail']}".startswith(f"b/5.jpg {reason}")
+        assert dict(report.num_samples) == {"train": 11}
+    else:
+        convert(src, tmp_path / "again", **options)
+        assert hashes(out) == hashes(tmp_path / "again")
 
 
 def test_an_image_that_changes_after_its_shard_was_begun_has_the_shard_made_again(
@@ -197,9 +148,6 @@ def test_an_image_that_changes_after_its_shard_was_begun_has_the_shard_made_agai
     assert convert(src, out, **OPTIONS, order="source").num_converted == 12
     convert(src, tmp_path / "again", **OPTIONS, order="source")
     assert hashes(out) == hashes(tmp_path / "again")
-
-
-# --- many files -------------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_of_very_many_files_costs_a_fixed_amount_of_memory_for_each(

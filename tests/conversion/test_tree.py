@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,9 @@ def image_folder(root: bytes) -> tuple[list[bytes], list[tuple[bytes, int]]]:
     return [os.fsencode(name) for name in classes], listed
 
 
-# --- labels and order -------------------------------------------------------------------------------------------------
+def listed(tree: Collection) -> dict[str, dict[str, int | None]]:
+    """The label of each source by its key, for each split."""
+    return {split: {source.key.decode(): source.label for source in sources} for split, sources in tree.splits.items()}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -67,6 +69,9 @@ def test_linked_classes_folders_and_files_are_followed_as_image_folder_does(tmp_
     (root / "b" / "in").symlink_to(elsewhere / "one")
     (root / "b" / "3.jpg").symlink_to(elsewhere / "3.jpg")
     (root / "c" / "again").symlink_to(root / "b")
+    put(tmp_path, "splits/")
+    (tmp_path / "splits" / "train").symlink_to(root)
+    assert set(scan_tree(tmp_path / "splits").splits) == {"train"}
     classes, listed = image_folder(os.fsencode(root))
     tree = scan_tree(root)
     assert [os.fsencode(name) for name in tree.classes] == classes == [b"a", b"b", b"c"]
@@ -94,45 +99,37 @@ def test_keys_are_relative_to_the_root_however_it_is_written(tmp_path: Path, mon
         assert keys(scan(given, "tree", labels="folders"))["train"] == [b"a/b/1.jpg"]
 
 
-# --- splits -----------------------------------------------------------------------------------------------------------
+# The images, the classes, and the labels of all images in the order of the sources, by split.
+SPLITS: dict[str, tuple[str, str, dict[str, dict[str, int | None]]]] = {
+    "val and test use the labels of train": (
+        "train/a/1 train/b/2 train/c/3 val/c/4 val/a/5 test/b/6",
+        "a b c",
+        {"train": {"a/1": 0, "b/2": 1, "c/3": 2}, "val": {"a/5": 0, "c/4": 2}, "test": {"b/6": 1}},
+    ),
+    "images alone": ("train/1 val/2 dog/3", "dog train val", {"": {"dog/3": 0, "train/1": 1, "val/2": 2}}),
+    "classes of such names": (
+        "train/train/1 train/val/2 val/val/3",
+        "train val",
+        {"train": {"train/1": 0, "val/2": 1}, "val": {"val/3": 1}},
+    ),
+    "flat": ("2 1", "", {"": {"1": None, "2": None}}),
+    "flat splits": ("val/1 train/2", "", {"train": {"2": None}, "val": {"1": None}}),
+}
 
 
-def test_val_and_test_use_the_labels_of_train(tmp_path: Path) -> None:
-    put(
-        tmp_path, *(f"{name}.jpg" for name in ("train/a/1", "train/b/2", "train/c/3", "val/c/4", "val/a/5", "test/b/6"))
-    )
+@pytest.mark.parametrize("name", SPLITS)
+def test_folders_of_folders_are_splits_if_their_names_say_so(name: str, tmp_path: Path) -> None:
+    images, classes, expected = SPLITS[name]
+    put(tmp_path, *(f"{image}.jpg" for image in images.split()))
+    if name == "flat":
+        put(tmp_path, "notes.txt", "empty/", "labels/1.txt")
     tree = scan_tree(tmp_path)
-    assert tree.classes == ("a", "b", "c")
-    assert list(tree.splits) == ["train", "val", "test"]
-    assert tree.splits == {
-        "train": (Source(b"train/a/1.jpg", 0), Source(b"train/b/2.jpg", 1), Source(b"train/c/3.jpg", 2)),
-        "val": (Source(b"val/a/5.jpg", 0), Source(b"val/c/4.jpg", 2)),
-        "test": (Source(b"test/b/6.jpg", 1),),
-    }
-    assert tree.num_sources == 6
-
-
-def test_folders_named_like_splits_are_classes_if_they_hold_images_only(tmp_path: Path) -> None:
-    put(tmp_path, "train/1.jpg", "val/2.jpg", "dog/3.jpg")
-    tree = scan_tree(tmp_path)
-    assert tree.classes == ("dog", "train", "val")
-    assert keys(tree)["train"] == [b"dog/3.jpg", b"train/1.jpg", b"val/2.jpg"]
-
-
-def test_a_class_folder_of_a_split_may_be_named_like_a_split(tmp_path: Path) -> None:
-    put(tmp_path, "train/train/1.jpg", "train/val/2.jpg", "val/val/3.jpg")
-    tree = scan_tree(tmp_path)
-    assert tree.classes == ("train", "val")
-    assert tree.splits["val"] == (Source(b"val/val/3.jpg", 1),)
-
-
-def test_split_folders_may_be_links(tmp_path: Path) -> None:
-    put(tmp_path, "elsewhere/a/1.jpg", "root/")
-    (tmp_path / "root" / "train").symlink_to(tmp_path / "elsewhere")
-    assert keys(scan_tree(tmp_path / "root"))["train"] == [b"train/a/1.jpg"]
-
-
-# --- the deepest folders, and names that Unicode spells in two ways ---------------------------------------------------
+    assert tree.classes == tuple(classes.split())
+    assert [(split, list(some.items())) for split, some in listed(tree).items()] == [
+        (split or "train", [(f"{split}/{key}.jpg".lstrip("/"), label) for key, label in some.items()])
+        for split, some in expected.items()
+    ]
+    assert tree.ignored == ({"not an image": 2} if name == "flat" else {})
 
 
 def test_the_deepest_folders_are_classes_if_that_is_said(tmp_path: Path) -> None:
@@ -140,15 +137,9 @@ def test_the_deepest_folders_are_classes_if_that_is_said(tmp_path: Path) -> None
     put(tmp_path, "val/cat/lynx/5.jpg", "val/6.jpg", "val/elsewhere/emu/7.jpg", "val/birds/none/")
     tree = scan_tree(tmp_path, "leaf")
     assert tree.classes == ("cat", "emu", "lynx", "owl")
-    assert listed(tree) == {
-        "train": {
-            "train/cat/3.jpg": 0,
-            "train/birds/emu/2.jpg": 1,
-            "train/cat/lynx/4.jpg": 2,
-            "train/birds/owl/1.jpg": 3,
-        },
-        "val": {"val/elsewhere/emu/7.jpg": 1, "val/cat/lynx/5.jpg": 2},
-    }
+    labels = {"train/cat/3": 0, "train/birds/emu/2": 1, "train/cat/lynx/4": 2, "train/birds/owl/1": 3}
+    labels |= {"val/elsewhere/emu/7": 1, "val/cat/lynx/5": 2}
+    assert {key[:-4]: label for some in listed(tree).values() for key, label in some.items()} == labels
     assert tree.ignored == {"outside of class folders": 1}
     put(tmp_path, "train/fish/owl/8.jpg")
     with pytest.raises(SourceError, match="'birds/owl' and 'fish/owl'"):
@@ -167,120 +158,84 @@ def test_a_class_has_one_number_however_unicode_spells_its_name(tmp_path: Path) 
     assert list(scan(tmp_path).classes) == [nfc, "x"]
 
 
-# --- flat folders, and layouts that could be understood in two ways ---------------------------------------------------
-
-
-def doubts(root: Path) -> str:
-    with pytest.raises(DoubtError) as caught:
-        list_tree(root).collect()
-    return str(caught.value)
-
-
-def listed(tree: Collection) -> dict[str, dict[str, int | None]]:
-    """The label of each source by its key, for each split."""
-    return {split: {source.key.decode(): source.label for source in sources} for split, sources in tree.splits.items()}
-
-
-def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
-    put(tmp_path / "flat", "2.jpg", "1.png", "notes.txt", "empty/", "labels/1.txt")
-    tree = scan_tree(tmp_path / "flat")
-    assert (listed(tree), tree.classes) == ({"train": {"1.png": None, "2.jpg": None}}, ())
-    assert tree.ignored == {"not an image": 2}
-
-
-TWO_WAYS: dict[str, tuple[tuple[str, ...], str, dict[str, dict[str, int | None]]]] = {
-    "one class": (
-        ("a/1.jpg", "a/2.jpg"),
-        "expected at least two classes, found only 'a'",
-        {"train": {"a/1.jpg": 0, "a/2.jpg": 0}},
-    ),
+# The files, images without a suffix; what is in doubt; and the label of each image if folders are classes.
+TWO_WAYS: dict[str, tuple[str, str, dict[str, int | None]]] = {
+    "one class": ("a/1 a/2", "expected at least two classes, found only 'a'", {"a/1": 0, "a/2": 0}),
     "one level too high": (
-        ("x/train/a/1.jpg", "x/train/b/2.jpg"),
+        "x/train/a/1 x/train/b/2",
         "if x is the collection: shardio convert {root}/x OUT",
-        {"train": {"x/train/a/1.jpg": 0, "x/train/b/2.jpg": 0}},
+        {"x/train/a/1": 0, "x/train/b/2": 0},
     ),
     "both": (
-        ("0.jpg", "a/1.jpg", "b/2.jpg"),
+        "0 a/1 b/2",
         "in '{root}' or in its folders, found 1 directly in it, and folders with images such as 'a'",
-        {"train": {"a/1.jpg": 0, "b/2.jpg": 1}},
+        {"a/1": 0, "b/2": 1},
     ),
     "deeper": (
-        ("a/x/1.jpg", "a/2.jpg", "b/3.jpg"),
+        "a/x/1 a/2 b/3",
         "expected images directly in the class folders, found some deeper, in '{root}/a/x'",
-        {"train": {"a/2.jpg": 0, "a/x/1.jpg": 0, "b/3.jpg": 1}},
+        {"a/2": 0, "a/x/1": 0, "b/3": 1},
     ),
     "splits in classes": (
-        ("n01/train/1.jpg", "n01/test/2.jpg", "n02/train/3.jpg"),
+        "n01/train/1 n01/test/2 n02/train/3",
         "found some deeper, in '{root}/n01/test'",
-        {"train": {"n01/test/2.jpg": 0, "n01/train/1.jpg": 0, "n02/train/3.jpg": 1}},
+        {"n01/test/2": 0, "n01/train/1": 0, "n02/train/3": 1},
     ),
     "unlabeled test": (
-        ("train/a/1.jpg", "train/b/2.jpg", "Test/3.jpg"),
+        "train/a/1 train/b/2 Test/3",
         "expected class folders in 'Test', as in 'train', found 1 images without",
-        {"train": {"train/a/1.jpg": 0, "train/b/2.jpg": 1}, "test": {"test/3.jpg": None}},
+        {"train/a/1": 0, "train/b/2": 1, "test/3": None},
     ),
     "unlabeled train": (
-        ("train/1.jpg", "val/a/2.jpg", "val/b/3.jpg"),
+        "train/1 val/a/2 val/b/3",
         "expected class folders in 'train', as in 'val', found 1 images without",
-        {"train": {"train/1.jpg": None}, "val": {"val/a/2.jpg": 0, "val/b/3.jpg": 1}},
+        {"train/1": None, "val/a/2": 0, "val/b/3": 1},
     ),
     "empty val": (
-        ("train/a/1.jpg", "train/b/2.jpg", "val/a/", "val/b/notes.txt"),
+        "train/a/1 train/b/2 val/a/ val/b/notes.txt",
         "expected images in '{root}/val', found none: the split would be left out",
-        {"train": {"train/a/1.jpg": 0, "train/b/2.jpg": 1}},
+        {"train/a/1": 0, "train/b/2": 1},
     ),
     "others beside splits": (
-        ("Train/a/1.jpg", "Train/b/2.jpg", "annotations/3.jpg", "4.jpg"),
+        "Train/a/1 Train/b/2 annotations/3 4",
         "expected only folders of splits next to 'Train', found 'annotations', '4.jpg', which would be left out",
-        {"train": {"train/a/1.jpg": 0, "train/b/2.jpg": 1}},
+        {"train/a/1": 0, "train/b/2": 1},
     ),
 }
 
 
 @pytest.mark.parametrize("layout", TWO_WAYS)
 def test_what_could_be_understood_in_two_ways_is_said_and_both_ways_are_there(tmp_path: Path, layout: str) -> None:
-    names, message, expected = TWO_WAYS[layout]
+    files, message, expected = TWO_WAYS[layout]
+    names = [file if file.endswith(("/", ".txt")) else f"{file}.jpg" for file in files.split()]
     put(tmp_path, *names)
-    assert message.format(root=tmp_path) in doubts(tmp_path)
-    assert listed(scan_tree(tmp_path, "folders")) == expected
+    with pytest.raises(DoubtError, match=re.escape(message.format(root=tmp_path))):
+        list_tree(tmp_path).collect()
+    labels = {key: label for some in listed(scan_tree(tmp_path, "folders")).values() for key, label in some.items()}
+    assert labels == {f"{key}.jpg": label for key, label in expected.items()}
     unlabeled = scan_tree(tmp_path, "none")
-    assert unlabeled.classes == ()
     images = {name for name in names if name.endswith(".jpg")}
     left_out = {"annotations/3.jpg", "4.jpg"}  # which belong to no split
-    places = {os.fsdecode(one.place or one.key) for split in unlabeled.splits.values() for one in split}
-    assert places == images - (left_out if layout == "others beside splits" else set())
-    assert {label for split in listed(unlabeled).values() for label in split.values()} == {None}
+    sources = [source for some in unlabeled.splits.values() for source in some]
+    assert {os.fsdecode(one.place or one.key) for one in sources} == images - left_out
+    assert ({one.label for one in sources}, unlabeled.classes) == ({None}, ())
 
 
 def test_folders_named_like_splits_without_classes_are_classes_if_that_is_said(tmp_path: Path) -> None:
     put(tmp_path, "train/1.jpg", "val/2.jpg")
-    assert list(scan_tree(tmp_path).splits) == ["train", "val"]
     assert scan_tree(tmp_path, "folders").classes == ("train", "val")
-
-
-def test_a_folder_without_class_folders_cannot_have_labels(tmp_path: Path) -> None:
-    put(tmp_path, "1.jpg", "2.jpg")
+    put(tmp_path / "flat", "1.jpg")
     with pytest.raises(SourceError, match=r"expected class folders .* found images alone: pass `--labels none`"):
-        scan_tree(tmp_path, "folders")
+        scan_tree(tmp_path / "flat", "folders")
 
 
-# --- what is ignored, and counted -------------------------------------------------------------------------------------
-
-
-def ignored(root: Path) -> Mapping[str, int]:
-    return dict(scan_tree(root).ignored)
-
-
-def test_files_outside_of_class_folders_are_ignored_and_counted(tmp_path: Path) -> None:
-    put(tmp_path / "flat", "README", "labels.csv", "a/1.jpg")
-    assert ignored(tmp_path / "flat") == {"not an image": 2}
-    put(tmp_path / "split", "README", "train/synsets.txt", "train/a/1.jpg", "val/a/2.jpg", "val/3.jpg", "train/.x")
-    assert ignored(tmp_path / "split") == {"outside of class folders": 1, "not an image": 2, "hidden": 1}
-
-
-def test_the_examples_of_what_is_ignored_have_different_suffixes(tmp_path: Path) -> None:
-    put(tmp_path, "a/1.jpg", "a/1.txt", "a/2.txt", "b.csv", "c.md", "d.xml", ".x")
-    assert scan_tree(tmp_path).ignored.examples == {"hidden": [".x"], "not an image": ["b.csv", "c.md", "d.xml"]}
+def test_files_outside_of_class_folders_are_ignored_and_counted_with_examples(tmp_path: Path) -> None:
+    put(tmp_path, "README", "train/synsets.txt", "train/a/1.jpg", "val/a/2.jpg", "val/3.jpg", "train/.x")
+    put(tmp_path, "train/a/1.txt", "train/a/2.txt")
+    ignored = scan_tree(tmp_path).ignored
+    assert ignored == {"outside of class folders": 1, "not an image": 4, "hidden": 1}
+    examples = {"outside of class folders": ["val/3.jpg"], "hidden": ["train/.x"]}  # with different suffixes
+    assert ignored.examples == {**examples, "not an image": ["README", "train/synsets.txt"]}
 
 
 def test_fifos_and_sockets_are_ignored_without_being_opened(tmp_path: Path, open_socket: str) -> None:
