@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import called
 from conversions import rejects
 from folders import hashes
 from numpy.typing import NDArray
-from pictures import encode, random_jpeg, random_picture
+from pictures import encode, random_picture
 from PIL import Image
 
 from shardio.conversion.convert import convert
@@ -73,106 +72,107 @@ def masks_of(shards: ShardSet) -> dict[str, NDArray[Any]]:
     return {key.decode(): shards[i].arrays["mask"] for i, key in enumerate(shards.index["key"])}
 
 
+def check_masks(out: Path, masks: dict[str, NDArray[Any]], fit: Fit = Fit((16, 16))) -> None:  # noqa: B008
+    """`masks` are those of all pictures of the set."""
+    found = masks_of(open_shards(out))
+    assert found.keys() == masks.keys()
+    for key, mask in masks.items():
+        assert found[key].dtype == mask.dtype
+        assert np.array_equal(found[key], plain_nearest(mask, fit)), key
+
+
 @pytest.mark.parametrize(("mode", "size"), [("crop", (16, 16)), ("squash", (12, 20)), ("pad", (12, 20))])
 def test_a_mask_is_cropped_and_resized_as_its_picture_is(tmp_path: Path, mode: Any, size: tuple[int, int]) -> None:
     src, folder, masks = make_tree(tmp_path)
     convert(src, tmp_path / "out", masks=folder, size=size, fit=mode, workers=1)
-    found = masks_of(open_shards(tmp_path / "out"))
-    assert found.keys() == masks.keys()
-    for key, mask in masks.items():
-        assert found[key].dtype == np.uint8
-        assert np.array_equal(found[key], plain_nearest(mask, Fit(size, mode))), key
+    check_masks(tmp_path / "out", masks, Fit(size, mode))
     assert verify(tmp_path / "out").ok
 
 
+WHITE, SEVEN = np.zeros((40, 64, 3), np.uint8), np.zeros((40, 64), np.uint8)
+WHITE[:20, :32], SEVEN[:20, :32] = 255, 7
+"""A quadrant of the picture is white, and of the mask 7: they are the same one, whichever way the picture turns."""
+
+
+def are_turned(folder: Path, rotate: bool, max_bad: int = 0) -> dict[str, bool]:
+    """Converts the pictures in a folder, and returns whether each has turned with its mask."""
+    out, masks = folder / str(rotate), folder / "masks"
+    convert(folder / "src", out, masks=masks, size=20, fit="squash", exif_rotate=rotate, workers=1, max_bad=max_bad)
+    for sample in (shards := open_shards(out)):
+        assert np.array_equal(sample.image[::19, ::19, 0] > 128, sample.arrays["mask"][::19, ::19] == 7)
+    return {key: mask[0, 0] != 7 for key, mask in masks_of(shards).items()}
+
+
 def test_a_mask_turns_with_its_picture(tmp_path: Path) -> None:
-    """A quadrant of the picture is white, and of the mask 7: they are the same one, whichever way the picture turns."""
-    picture, mask = np.zeros((40, 64, 3), np.uint8), np.zeros((40, 64), np.uint8)
-    picture[:20, :32], mask[:20, :32] = 255, 7
     for orientation in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = orientation
-        for name, kind in (
-            (f"{orientation}a.jpg", "JPEG"),
-            (f"{orientation}b.png", "PNG"),
-            (f"{orientation}c.tif", "TIFF"),
-        ):
-            put(tmp_path / "src" / name, encode(picture, kind, exif=exif))
-            put(tmp_path / "masks" / f"{name[:2]}.png", encode(mask, "PNG"))
+        for name, kind in (("a.jpg", "JPEG"), ("b.png", "PNG"), ("c.tif", "TIFF")):
+            put(tmp_path / "src" / f"{orientation}{name}", encode(WHITE, kind, exif=exif))
+            put(tmp_path / "masks" / f"{orientation}{name[0]}.png", encode(SEVEN, "PNG"))
     for rotate in (False, True):
-        out = tmp_path / str(rotate)
-        convert(tmp_path / "src", out, masks=tmp_path / "masks", size=20, fit="squash", exif_rotate=rotate, workers=1)
-        shards = open_shards(out)
-        for sample, key in zip(shards, shards.index["key"].tolist(), strict=True):
-            assert np.array_equal(sample.image[::19, ::19, 0] > 128, sample.arrays["mask"][::19, ::19] == 7)
-            turned = (rotate or key[1:2] == b"c") and key[:1] not in (b"1", b"5")  # 5 exchanges rows and columns alone
-            assert (sample.arrays["mask"][0, 0] == 7) != turned
+        found = are_turned(tmp_path, rotate)
+        assert len(found) == 24
+        # Orientation 5 exchanges rows and columns alone.
+        assert found == {key: (rotate or key[1] == "c") and key[0] not in "15" for key in found}
 
 
 def test_a_mask_with_another_orientation_than_its_picture_is_refused(tmp_path: Path) -> None:
-    picture, mask, exif = np.zeros((40, 64, 3), np.uint8), np.zeros((40, 64), np.uint8), Image.Exif()
-    picture[:20, :32], mask[:20, :32], exif[0x0112] = 255, 7, 6
-    lossless = {"lossless": True, "exif": exif}
-    for name, own, data in (
-        ("same.jpg", {"exif": exif}, encode(mask, "PNG", exif=exif)),
-        ("same too.png", {"exif": exif}, encode(np.stack([mask] * 3, axis=2), "WEBP", **lossless)),
-        ("none.jpg", {}, encode(mask, "PNG", exif=exif)),
-        ("none.tif", {"tiffinfo": {274: 3}}, encode(np.stack([mask] * 3, axis=2), "WEBP", **lossless)),
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    png = encode(SEVEN, "PNG", exif=exif)
+    webp = encode(np.stack([SEVEN] * 3, axis=2), "WEBP", lossless=True, exif=exif)
+    for name, own, mask, data in (
+        ("same.jpg", {"exif": exif}, "same.png", png),
+        ("same too.png", {"exif": exif}, "same too.webp", webp),
+        ("none.jpg", {}, "none.png", png),
+        ("none.tif", {"tiffinfo": {274: 3}}, "none.webp", webp),
     ):
         kind = {"jpg": "JPEG", "png": "PNG", "tif": "TIFF"}[name[-3:]]
-        put(tmp_path / "src" / name, encode(picture, kind, **own))
-        put(tmp_path / "masks" / f"{name[:-4]}.{'png' if name.endswith('jpg') else 'webp'}", data)
+        put(tmp_path / "src" / name, encode(WHITE, kind, **own))
+        put(tmp_path / "masks" / mask, data)
     for rotate in (False, True):
-        out, options = tmp_path / str(rotate), {"masks": tmp_path / "masks", "exif_rotate": rotate, "workers": 1}
-        convert(tmp_path / "src", out, size=20, fit="squash", max_bad=2, **options)
-        assert sorted(one["key"] for one in rejects(out)) == ["none.jpg", "none.tif"]
-        assert all("orientation of the picture, " in one["detail"] for one in rejects(out))
-        for sample in open_shards(out):
-            assert np.array_equal(sample.image[::19, ::19, 0] > 128, sample.arrays["mask"][::19, ::19] == 7)
-            assert (sample.arrays["mask"][0, 0] == 7) != rotate
+        assert are_turned(tmp_path, rotate, max_bad=2) == {"same.jpg": rotate, "same too.png": rotate}
+        refused = {one["key"]: one["detail"] for one in rejects(tmp_path / str(rotate))}
+        assert sorted(refused) == ["none.jpg", "none.tif"]
+        assert all("orientation of the picture, " in detail for detail in refused.values())
 
 
 def test_masks_of_reduced_pictures_are_those_of_whole_ones(tmp_path: Path) -> None:
-    mask = gray(0, 301, 403)
-    put(tmp_path / "src" / "a" / "0.jpg", encode(random_picture(np.random.default_rng(0), 301, 403), "JPEG"))
-    put(tmp_path / "masks" / "a" / "0.png", encode(mask, "PNG"))
+    put(tmp_path / "src" / "0.jpg", encode(random_picture(np.random.default_rng(0), 301, 403), "JPEG"))
+    put(tmp_path / "masks" / "0.png", encode(mask := gray(0, 301, 403), "PNG"))
     for quality in ("exact", "fast"):
-        options: dict[str, Any] = {"quality": quality, "labels": "folders", "workers": 1, "size": 16}
+        options: dict[str, Any] = {"quality": quality, "workers": 1, "size": 16}
         convert(tmp_path / "src", tmp_path / quality, masks=tmp_path / "masks", **options)
-        assert np.array_equal(open_shards(tmp_path / quality)[0].arrays["mask"], plain_nearest(mask, Fit((16, 16))))
+        check_masks(tmp_path / quality, {"0.jpg": mask})
 
 
-# --- kinds of files --------------------------------------------------------------------------------------------------
-
-
-def palette(indices: NDArray[np.uint8], **options: Any) -> bytes:
+def indexed(indices: NDArray[np.uint8]) -> Image.Image:
     image = Image.fromarray(indices, "P")
     image.putpalette(np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes())
-    return encode(image, "PNG", **options)
+    return image
 
 
 def test_masks_hold_the_numbers_that_were_stored() -> None:
     ids = gray(0, 7, 9)
-    assert np.array_equal(decode_mask(encode(ids, "PNG")), ids)
-    assert np.array_equal(decode_mask(palette(ids)), ids)
-    assert np.array_equal(decode_mask(palette(ids, transparency=3)), ids)
-    assert np.array_equal(decode_mask(palette(ids % 16, bits=4)), ids % 16)
-    assert np.array_equal(decode_mask(palette(ids % 2, bits=1)), ids % 2)
-    assert np.array_equal(decode_mask(encode(Image.fromarray(ids % 2 == 0), "PNG")), ids % 2 == 0)
-    assert np.array_equal(decode_mask(encode(np.stack([ids] * 3, axis=2), "WEBP", lossless=True)), ids)
-    for kind in ("PNG", "TIFF", "BMP", "GIF"):
-        indexed = Image.fromarray(ids, "P")
-        indexed.putpalette(np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes())
-        for image in (ids, *([] if kind == "GIF" else [indexed, np.stack([ids] * 3, axis=2)])):
-            assert np.array_equal(decode_mask(encode(image, kind)), ids)
-        if kind != "GIF":
-            assert np.array_equal(decode_mask(encode(Image.fromarray(ids % 2 == 0), kind)), ids % 2 == 0)
-    assert np.array_equal(decode_mask(encode(np.stack([ids] * 3 + [0 * ids + 255], axis=2), "PNG")), ids)
-    deep = ids * np.uint16(257) + np.uint16(1)
-    for kind in ("PNG", "TIFF"):
-        found = decode_mask(encode(deep, kind))
-        assert found.dtype == np.uint16
-        assert np.array_equal(found, deep)
+    bits, deep = ids % 2 == 0, ids * np.uint16(257) + np.uint16(1)
+    stacked = np.stack([ids] * 3, axis=2)
+    stored: list[tuple[Any, bytes]] = [
+        (ids, encode(indexed(ids), "PNG", transparency=3)),
+        (ids % 16, encode(indexed(ids % 16), "PNG", bits=4)),
+        (ids % 2, encode(indexed(ids % 2), "PNG", bits=1)),
+        (ids, encode(stacked, "WEBP", lossless=True)),
+        (ids, encode(np.dstack([stacked, 0 * ids + 255]), "PNG")),
+        (ids, encode(ids, "GIF")),
+        *((deep, encode(deep, kind)) for kind in ("PNG", "TIFF")),
+    ]
+    for kind in ("PNG", "TIFF", "BMP"):
+        stored += ((ids, encode(image, kind)) for image in (ids, indexed(ids), stacked))
+        stored.append((bits, encode(Image.fromarray(bits), kind)))
+    for numbers, data in stored:
+        found = decode_mask(data)
+        assert found.dtype == (np.uint16 if numbers is deep else np.uint8)
+        assert np.array_equal(found, numbers)
 
 
 def chunk(name: bytes, content: bytes) -> bytes:
@@ -188,52 +188,44 @@ DEEP_COLOR = b"\x89PNG\r\n\x1a\n" + b"".join(
 )
 
 
+BLACK, NINE, COLORS = Image.new("L", (4, 4)), Image.new("L", (4, 4), 9), random_picture(np.random.default_rng(0), 8, 8)
+SEVERAL: dict[str, Any] = {"save_all": True, "append_images": [NINE]}
+
+
 @pytest.mark.parametrize(
-    ("data", "reason", "detail"),
+    ("data", "detail"),
     [
-        (encode(np.uint8([[[1, 1, 2]]]), "PNG"), "unsupported", "found a PNG of color: its channels differ"),
-        (encode(np.zeros((4, 4, 4), np.uint8), "PNG"), "unsupported", "found a PNG with transparency"),
-        (encode(Image.new("LA", (4, 4)), "PNG"), "unsupported", "found a PNG with transparency"),
-        (DEEP_COLOR, "unsupported", "found a PNG of color"),
-        (encode(gray(0, 8, 8), "JPEG"), "unsupported", "found a JPEG"),
-        (encode(gray(0, 8, 8), "TIFF", tiffinfo={274: 3}), "unsupported", "a TIFF of several pictures .*orientation"),
-        (encode(gray(0, 8, 8), "TIFF", tiffinfo={262: 0}), "unsupported", "where 0 is white"),
-        (encode(Image.new("CMYK", (4, 4)), "TIFF"), "unsupported", "a TIFF of color"),
-        (
-            encode(Image.new("L", (4, 4)), "GIF", save_all=True, append_images=[Image.new("L", (4, 4), 9)]),
-            "unsupported",
-            "a GIF of several pictures",
-        ),
-        (
-            encode(Image.fromarray(random_picture(np.random.default_rng(0), 8, 8)).quantize(9), "GIF"),
-            "unsupported",
-            "of color",
-        ),
-        (
-            encode(Image.new("L", (4, 4)), "PNG", save_all=True, append_images=[Image.new("L", (4, 4), 9)]),
-            "unsupported",
-            "a PNG of several pictures",
-        ),
-        (b"P5 1 1 255\n\0", "unsupported", "found another file"),
-        (encode(np.zeros((4, 4, 3), np.uint8), "WEBP"), "unsupported", "a WebP that is lossy"),
-        (encode(random_picture(np.random.default_rng(0), 8, 8), "WEBP", lossless=True), "unsupported", "of color"),
-        (encode(gray(0, 64, 64), "PNG")[:2000], "damaged", "Error: "),
-        (encode(gray(0, 8, 8), "PNG")[:20], "damaged", "an IHDR chunk"),
-        (encode(gray(0, 64, 64), "PNG").replace(b"IDATx", b"IDATy"), "damaged", "Error: "),
-        (encode(gray(0, 8, 8), "PNG")[:16] + b"\x40\0\0\0" * 2 + bytes(20), "too large", "expected at most"),
-        (b"", "empty", "an empty file"),
-        (b"<html>", "unsupported", "found another file"),
+        (encode(np.uint8([[[1, 1, 2]]]), "PNG"), "unsupported: .*found a PNG of color: its channels differ"),
+        (encode(np.zeros((4, 4, 4), np.uint8), "PNG"), "unsupported: .*found a PNG with transparency"),
+        (encode(Image.new("LA", (4, 4)), "PNG"), "unsupported: .*found a PNG with transparency"),
+        (DEEP_COLOR, "unsupported: .*found a PNG of color"),
+        (encode(BLACK, "JPEG"), "unsupported: .*found a JPEG"),
+        (encode(BLACK, "TIFF", tiffinfo={274: 3}), "unsupported: .*a TIFF of several pictures .*orientation"),
+        (encode(BLACK, "TIFF", tiffinfo={262: 0}), "unsupported: .*where 0 is white"),
+        (encode(Image.new("CMYK", (4, 4)), "TIFF"), "unsupported: .*a TIFF of color"),
+        (encode(BLACK, "GIF", **SEVERAL), "unsupported: .*a GIF of several pictures"),
+        (encode(Image.fromarray(COLORS).quantize(9), "GIF"), "unsupported: .*of color"),
+        (encode(BLACK, "PNG", **SEVERAL), "unsupported: .*a PNG of several pictures"),
+        (b"P5 1 1 255\n\0", "unsupported: .*found another file"),
+        (encode(np.zeros((4, 4, 3), np.uint8), "WEBP"), "unsupported: .*a WebP that is lossy"),
+        (encode(COLORS, "WEBP", lossless=True), "unsupported: .*of color"),
+        (encode(gray(0, 64, 64), "PNG")[:2000], "damaged: .*Error: "),
+        (encode(BLACK, "PNG")[:20], "damaged: .*an IHDR chunk"),
+        (encode(gray(0, 64, 64), "PNG").replace(b"IDATx", b"IDATy"), "damaged: .*Error: "),
+        (encode(BLACK, "PNG")[:16] + b"\x40\0\0\0" * 2 + bytes(20), "too large: .*expected at most"),
+        (b"", "empty: .*an empty file"),
+        (b"<html>", "unsupported: .*found another file"),
     ],
 )
-def test_what_is_no_mask_is_refused_with_a_reason(data: bytes, reason: str, detail: str) -> None:
-    with pytest.raises(DecodeError, match=detail) as error:
+def test_what_is_no_mask_is_refused_with_a_reason(data: bytes, detail: str) -> None:
+    with pytest.raises(DecodeError, match=f"^{detail}"):
         decode_mask(data)
-    assert error.value.reason == reason
 
 
 def test_mutated_masks_are_decoded_or_refused() -> None:
     rng = np.random.default_rng(0)
-    originals = [encode(gray(0, 9, 9), "PNG"), palette(gray(1, 9, 9)), encode(gray(2, 9, 9).astype(np.uint16), "PNG")]
+    kinds = (gray(0, 9, 9), indexed(gray(1, 9, 9)), gray(2, 9, 9).astype(np.uint16))
+    originals = [encode(image, "PNG") for image in kinds]
     originals.append(encode(np.stack([gray(3, 9, 9)] * 3, axis=2), "WEBP", lossless=True))
     for _ in range(300):
         data = bytearray(originals[rng.integers(len(originals))])
@@ -241,9 +233,6 @@ def test_mutated_masks_are_decoded_or_refused() -> None:
             data[rng.integers(len(data))] = rng.integers(256)
         with contextlib.suppress(DecodeError):
             assert decode_mask(bytes(data)).ndim == 2
-
-
-# --- missing, damaged and odd ones ------------------------------------------------------------------------------------
 
 
 def test_a_picture_without_a_sound_mask_is_refused_and_listed(tmp_path: Path) -> None:
@@ -260,30 +249,20 @@ def test_a_picture_without_a_sound_mask_is_refused_and_listed(tmp_path: Path) ->
     details = {reject["key"]: reject["detail"] for reject in rejects(tmp_path / "out")}
     assert details["a/0.png"] == "mask: the image has no mask: expected a/0.png, found none"
     assert details["a/2.png"] == "mask: expected 37 x 20 pixels, the size of the picture, found 20 x 37"
-    found = masks_of(open_shards(tmp_path / "out"))
-    assert found.keys() == {"a/4.png", "b/5.png"}
-    for key, mask in found.items():
-        assert np.array_equal(mask, plain_nearest(masks[key], Fit((16, 16))))
+    check_masks(tmp_path / "out", {key: masks[key] for key in ("a/4.png", "b/5.png")})
     (folder / "b" / "3.png").rmdir()
     for key in masks:
         put(folder / key, encode(masks[key], "PNG"))
     convert(src, tmp_path / "mended", masks=folder, size=16, workers=1, max_bad=0)
-    assert masks_of(open_shards(tmp_path / "mended")).keys() == masks.keys()
+    check_masks(tmp_path / "mended", masks)
 
 
-def test_sixteen_bits_are_kept_if_the_first_mask_has_them(tmp_path: Path) -> None:
+def test_the_first_mask_decides_about_sixteen_bits(tmp_path: Path) -> None:
     src, folder, masks = make_tree(tmp_path, deep=True)
     put(folder / "b" / "5.png", encode(gray(5, *SIZES[5]), "PNG"))
-    convert(src, tmp_path / "out", masks=folder, size=16, workers=1)
-    found = masks_of(open_shards(tmp_path / "out"))
-    masks["b/5.png"] = gray(5, *SIZES[5]).astype(np.uint16)
-    for key, mask in masks.items():
-        assert found[key].dtype == np.uint16
-        assert np.array_equal(found[key], plain_nearest(mask, Fit((16, 16))))
-
-
-def test_a_number_above_255_is_refused_if_the_first_mask_has_eight_bits(tmp_path: Path) -> None:
-    src, folder, _ = make_tree(tmp_path)
+    convert(src, tmp_path / "deep", masks=folder, size=16, workers=1)
+    check_masks(tmp_path / "deep", {**masks, "b/5.png": gray(5, *SIZES[5]).astype(np.uint16)})
+    src, folder, masks = make_tree(tmp_path)
     put(folder / "b" / "1.png", encode(np.full(SIZES[1], 255, np.uint16), "PNG"))
     put(folder / "b" / "3.png", encode(np.full(SIZES[3], 256, np.uint16), "PNG"))
     report = convert(src, tmp_path / "out", masks=folder, size=16, workers=1, max_bad=1)
@@ -299,13 +278,10 @@ def test_a_wrong_folder_of_masks_is_an_error_before_anything_is_written(tmp_path
     with pytest.raises(SourceError, match=r"elsewhere: expected a folder of masks"):
         convert(src, tmp_path / "out", masks=tmp_path / "elsewhere", size=16)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match=r"readable mask.*a/0.png"):
+    with pytest.raises(SourceError, match=r"readable mask.*a/0.png.*--mask-suffix"):
         convert(src, tmp_path / "out", masks=tmp_path / "empty", size=16)
     with pytest.raises(ConvertError, match="one inside the other"):
         convert(src, folder / "out", masks=folder, size=16)
-    for given in ({"masks": folder}, {"unlabeled": "skip"}):
-        with pytest.raises(ValueError, match="`src` is a dataset"):
-            convert([(gray(0, 8, 8), 0)], tmp_path / "out", size=16, **given)
     assert not (tmp_path / "out").exists()
 
 
@@ -317,7 +293,7 @@ def test_keys_say_where_masks_are_whatever_the_pictures_are_stored_in(tmp_path: 
     shutil.copytree(src, listed.parent, dirs_exist_ok=True)
     put(listed.parent / "away.txt", f"{src / 'a' / '0.png'} 0\nb/1.png 1\n".encode())
     convert(listed, tmp_path / "out", masks=folder, size=16, workers=1)
-    assert masks_of(open_shards(tmp_path / "out")).keys() == masks.keys()
+    check_masks(tmp_path / "out", masks)
     away = Table(listed.parent / "away.txt", root=listed.parent)
     report = convert(away, tmp_path / "away", masks=folder, size=16, workers=1, max_bad=1)
     assert report.refused == {"incomplete": 1}
@@ -337,31 +313,13 @@ def test_folders_of_splits_that_are_called_otherwise_have_masks_under_either_nam
     assert hashes(tmp_path / "out-Training") == hashes(tmp_path / "out-train")
 
 
-@pytest.mark.parametrize(("suffix", "names"), [("_mask", "{}_mask.tif"), ("_rgb=_ids", "{}_ids.png")])
-def test_masks_may_have_names_that_end_otherwise(tmp_path: Path, suffix: str, names: str) -> None:
-    src, folder, masks = make_tree(tmp_path)
-    for key, mask in masks.items():
-        (folder / key).unlink()
-        put(folder / names.format(key[:-4]), encode(mask, "TIFF" if names.endswith("tif") else "PNG"))
-        (src / key).rename(src / (key if suffix == "_mask" else f"{key[:-4]}_rgb.png"))
-    with pytest.raises(SourceError, match="--mask-suffix"):
-        convert(src, tmp_path / "out", masks=folder, size=16, workers=1)
-    called("plan", src, "--masks", folder, "--mask-suffix", suffix, "--size", 16, "--max-bad", 0)
-    called("convert", src, tmp_path / "out", "--masks", folder, "--mask-suffix", suffix, "--size", 16, "--max-bad", 0)
-    found = masks_of(open_shards(tmp_path / "out"))
-    assert len(found) == len(masks)
-    for key, mask in found.items():
-        assert np.array_equal(mask, plain_nearest(masks[key.replace("_rgb", "")], Fit((16, 16))))
-
-
 def test_masks_in_the_folders_of_the_pictures_are_no_pictures(tmp_path: Path) -> None:
     src, _, masks = make_tree(tmp_path)
     for key, mask in masks.items():
         put(src / f"{key[:-4]}_mask.tif", encode(mask, "TIFF"))
     report = convert(src, tmp_path / "out", masks=src, mask_suffix="_mask", size=16, workers=1, max_bad=0)
     assert report.ignored == {"mask of another picture": len(masks)}
-    for key, mask in masks_of(open_shards(tmp_path / "out")).items():
-        assert np.array_equal(mask, plain_nearest(masks[key], Fit((16, 16))))
+    check_masks(tmp_path / "out", masks)
     (tmp_path / "link").symlink_to(src)
     for folder in (src, tmp_path / "link"):
         with pytest.raises(ValueError, match="its own mask"):
@@ -417,22 +375,3 @@ def test_plan_counts_masks_and_refuses_what_convert_would(tmp_path: Path) -> Non
     assert found.refused in ({}, {"incomplete": 1})
     plain = estimate(src, size=16, workers=1, seconds=0.05)
     assert found.nbytes == plain.nbytes + 4096 * 2 + 4 * 6 + 6 * 16 * 16
-
-
-def test_pascal_voc_has_a_list_for_each_split_and_masks_in_another_folder(tmp_path: Path) -> None:
-    """The command of docs/guide/collections.md."""
-    words: list[object] = ["--masks", tmp_path / "SegmentationClass", "--size", 32, "--workers", 1]
-    for i in range(8):
-        height, width = 40 + 7 * i, 90 - 5 * i
-        put(tmp_path / "photos" / f"{i}.jpg", random_jpeg(i, height, width))
-        put(tmp_path / "SegmentationClass" / f"{i}.png", encode(np.full((height, width), i, np.uint8), "PNG"))
-    for split, listed in (("train", range(6)), ("val", range(6, 8))):
-        put(tmp_path / f"{split}.txt", "".join(f"{i}\n" for i in listed).encode())
-        words += ["--table", f"{split}={tmp_path}/{split}.txt"]
-    called("convert", tmp_path / "photos", tmp_path / "out", *words)
-    for split, listed in (("train", range(6)), ("val", range(6, 8))):
-        shards = open_shards(tmp_path / "out", split)
-        numbers = [int(key.removesuffix(b".jpg")) for key in shards.index["key"].tolist()]
-        assert sorted(numbers) == list(listed)
-        for number, sample in zip(numbers, shards, strict=True):
-            assert (sample.label, np.unique(sample.arrays["mask"]).tolist()) == (None, [number])

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command import called
-from conversions import OPTIONS, Interrupt, convert_twice_at_once, rejects
+from conversions import OPTIONS, convert_twice_at_once, interrupted, rejects, undisturbed
 from disks import FailingDisk
 from folders import everything, hashes, stamps
 from numpy.typing import NDArray
@@ -38,8 +39,7 @@ from shardio.conversion.sources.doubt import DoubtError
 from shardio.conversion.sources.parquet import list_parquet
 from shardio.conversion.sources.spool import ParquetOrigin
 from shardio.conversion.sources.table import Table
-from shardio.errors import ConvertError, DecodeError, SourceError, SpaceError
-from shardio.reading.shardset import open_shards
+from shardio.errors import DecodeError, SourceError, SpaceError
 
 CLASSES = ("n01", "n02", "n03")
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -62,21 +62,6 @@ def picture() -> bytes:
     return random_jpeg(0, 24, 32)
 
 
-# --- the same set ----------------------------------------------------------------------------------------------------
-
-
-def test_a_single_file_of_plain_binaries_is_enough(tmp_path: Path, picture: bytes) -> None:
-    path = put_parquet(
-        tmp_path / "some.parquet", pa.table({"jpg": [picture] * 3, "class": pa.array([2, 0, 2], pa.uint8())})
-    )
-    report = convert(path, tmp_path / "out", **OPTIONS)
-    assert report.notes[0] == "some.parquet: images from 'jpg', labels from 'class'"
-    shards = open_shards(tmp_path / "out")
-    assert shards.classes == ("0", "1", "2")
-    assert sorted(shards.index["key"].tolist()) == [b"0/00000001", b"2/00000000", b"2/00000002"]
-    assert sorted(shards.labels.tolist()) == [0, 2, 2]
-
-
 def test_refused_rows_are_listed_and_left_out_as_refused_files_are(
     image_tree: Path, tmp_path: Path, picture: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +74,7 @@ def test_refused_rows_are_listed_and_left_out_as_refused_files_are(
     src = put_parquet(tmp_path / "a.parquet", built)
     report = convert(src, tmp_path / "out", **OPTIONS, max_bad=6)
     assert dict(report.num_samples) == {"train": 2}
+    assert estimate(src, size=16, seconds=5).refused == report.refused
     found = {line["key"]: (line["reason"], line["detail"]) for line in rejects(tmp_path / "out")}
     assert found.keys() == {*(f"n01/{i}.JPEG" for i in range(1, 6)), "n02/00000007"}
     no_image = ("empty", "expected the bytes of an image, found null: the row has no image")
@@ -96,44 +82,30 @@ def test_refused_rows_are_listed_and_left_out_as_refused_files_are(
     assert found["n01/1.JPEG"] == ("empty", "the file has no bytes")
     assert found["n01/5.JPEG"] == ("too large", "expected at most 10,000 bytes, found 10,001 bytes")
     assert [found[f"n01/{i}.JPEG"][0] for i in (3, 4)] == ["unsupported", "damaged"]
-    with pytest.raises(ConvertError, match="expected at most 5 refused images of 8, found 6"):
-        convert(src, tmp_path / "other", **OPTIONS, max_bad=5)
 
 
-# --- scanning --------------------------------------------------------------------------------------------------------
-
-
-NAMES: dict[str, tuple[list[str], dict[str, list[bytes]]]] = {
-    "a hub repository": (
-        [f"data/{split}-00000-of-00001.parquet" for split in ("test", "train", "validation")],
-        {"train": [b"train/n01/0.JPEG"], "val": [b"val/n01/0.JPEG"], "test": [b"test/n01/0.JPEG"]},
-    ),
-    "with hashes": (
-        ["train-00000-of-00002-0123456789abcdef.parquet", "train-00001-of-00002-fedcba9876543210.parquet"],
-        {"train": [b"train/n01/0.JPEG", b"train/n01/00000001"]},
-    ),
-    "another split": (
-        ["extra-00000-of-00001.parquet", "train-00000-of-00001.parquet"],
-        {"train": [b"train/n01/0.JPEG"], "extra": [b"extra/n01/0.JPEG"]},
-    ),
-    "folders": (["dev/0000.parquet", "train/0000.parquet", "train/0001.parquet"], {
-        "train": [b"train/n01/0.JPEG", b"train/n01/00000001"], "val": [b"val/n01/0.JPEG"]
-    }),
-    "folders of folders": (["a/test/part=1/x.parquet", "a/test/part=2/x.parquet"], {
-        "test": [b"test/n01/0.JPEG", b"test/n01/00000001"]
-    }),
-    "names": (["Train.parquet", "valid.parquet"], {"train": [b"train/n01/0.JPEG"], "val": [b"val/n01/0.JPEG"]}),
-    "numbered names": (["test_0.parquet", "test_1.parquet"], {"test": [b"test/n01/0.JPEG", b"test/n01/00000001"]}),
-    "no split": (["a.parquet", "b/c.parquet"], {"train": [b"n01/0.JPEG", b"n01/00000001"]}),
-    "words that only begin so": (["trainer.parquet", "values.parquet"], {"train": [b"n01/0.JPEG", b"n01/00000001"]}),
-}  # fmt: skip
+# The files, without their suffix, and the split of each; - if there are no splits.
+NAMES = {
+    "a hub": ("data/test-00000-of-00001 data/train-00000-of-00001 data/validation-00000-of-00001", "test train val"),
+    "with hashes": ("train-00000-of-00002-0123456789abcdef train-00001-of-00002-fedcba9876543210", "train train"),
+    "another split": ("extra-00000-of-00001 train-00000-of-00001", "extra train"),
+    "folders": ("dev/0000 train/0000 train/0001", "val train train"),
+    "folders of folders": ("a/test/part=1/x a/test/part=2/x", "test test"),
+    "names": ("Train valid", "train val"),
+    "numbered names": ("test_0 test_1", "test test"),
+    "no split": ("a b/c", "- -"),
+    "words that only begin so": ("trainer values", "- -"),
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_splits_and_keys_follow_from_the_names_of_files(tmp_path: Path, name: str) -> None:
-    files, expected = NAMES[name]
-    for file in files:
-        put_parquet(tmp_path / "src" / file, hub_table([b"x"], [0]))
+    files, splits = NAMES[name]
+    expected: dict[str, list[bytes]] = {split: [] for split in ("train", "val", "test", "extra") if split in splits}
+    for file, split in zip(files.split(), splits.split(), strict=True):
+        put_parquet(tmp_path / "src" / f"{file}.parquet", hub_table([b"x"], [0]))
+        some = expected.setdefault(split.replace("-", "train"), [])
+        some.append(f"{split}/n01/{'00000001' if some else '0.JPEG'}".removeprefix("-/").encode())
     collection = listed(tmp_path / "src")
     assert (keys(collection), list(collection.splits)) == (expected, list(expected))
     assert (collection.classes, collection.class_names) == (CLASSES, ())
@@ -165,30 +137,25 @@ def test_rows_without_a_label_are_ignored_and_counted_and_a_split_of_them_is_non
     collection = listed(tmp_path / "src")
     assert keys(collection) == {"train": [b"train/n03/0.JPEG", b"train/n02/3.JPEG"]}
     assert collection.ignored == {"row without a label": 5}
-    assert isinstance(collection.origin, ParquetOrigin)
     assert list(collection.origin.files) == [b"train.parquet"]  # the others' images are not copied
     put_parquet(tmp_path / "src" / "train.parquet", hub_table([b"x"], [-1]))
     with pytest.raises(SourceError, match="expected rows with a label, found none"):
         listed(tmp_path / "src")
 
 
-ODD_PATHS: list[tuple[str | None, bytes]] = [
-    ("a.JPEG", b"a.JPEG"),
-    ("/home/me/b.JPEG", b"b.JPEG"),
-    ("n01/c.JPEG", b"c.JPEG"),
-    (None, b"00000003"),
-    ("", b"00000004"),
-    ("folder/", b"00000005"),
-    ("a.JPEG", b"00000006"),  # the same as the first path
-    ("d\0.JPEG", b"00000007"),
-    ("ü☃.png", "ü☃.png".encode()),
-]
-
-
 def test_names_are_those_of_the_paths_or_else_numbers(tmp_path: Path) -> None:
-    paths = [path for path, _ in ODD_PATHS]
-    put_parquet(tmp_path / "a.parquet", hub_table([b"x"] * len(paths), [0] * len(paths), paths), row_group_size=2)
-    assert keys(listed(tmp_path)) == {"train": [b"n01/" + name for _, name in ODD_PATHS]}
+    names: list[tuple[str | None, bytes]] = [
+        ("a.JPEG", b"a.JPEG"),
+        ("/home/me/b.JPEG", b"b.JPEG"),
+        ("n01/c.JPEG", b"c.JPEG"),
+        *((None, b"00000003"), ("", b"00000004"), ("folder/", b"00000005")),
+        ("a.JPEG", b"00000006"),  # the same as the first path
+        ("d\0.JPEG", b"00000007"),
+        ("ü☃.png", "ü☃.png".encode()),
+    ]
+    built = hub_table([b"x"] * len(names), [0] * len(names), [path for path, _ in names])
+    put_parquet(tmp_path / "a.parquet", built, row_group_size=2)
+    assert keys(listed(tmp_path)) == {"train": [b"n01/" + name for _, name in names]}
     images = pa.array([{"bytes": b"x"}] * 3, pa.struct([("bytes", pa.large_binary())]))
     bare = pa.table({"image": images, "label": [0, 1, 2]}).replace_schema_metadata(hub_metadata(CLASSES))
     put_parquet(tmp_path / "a.parquet", bare)
@@ -214,31 +181,23 @@ def _bytes_read() -> int:
 
 
 ONE = pa.array([{"bytes": b"x", "path": "a"}], IMAGE)
-COLUMNS: dict[str, tuple[Any, str]] = {
-    "named image and label": (pa.table({"thumb": [b"x"], "image": ONE, "fold": [7], "label": [1]}), "image.bytes"),
-    "by metadata": (
-        pa.table({"a": [b"x"], "image_file": ONE, "fold": [7], "kind": [1]}).replace_schema_metadata(
-            {
-                b"huggingface": json.dumps(
-                    {"info": {"features": {"image_file": {"_type": "Image"}, "kind": {"_type": "ClassLabel"}}}}
-                ).encode()
-            }
-        ),
-        "image_file.bytes",
-    ),
-    "by the name of labels": (pa.table({"img": [b"x"], "Class": pa.array([1], pa.int8()), "text": ["t"]}), "img"),
+FEATURES = {"image_file": {"_type": "Image"}, "kind": {"_type": "ClassLabel"}}
+METADATA = {b"huggingface": json.dumps({"info": {"features": FEATURES}}).encode()}
+COLUMNS: dict[str, tuple[dict[str, Any], str]] = {
+    "by name": ({"thumb": [b"x"], "image": ONE, "fold": [7], "label": [1]}, "image.bytes"),
+    "by metadata": ({"a": [b"x"], "image_file": ONE, "fold": [7], "kind": [1]}, "image_file.bytes"),
+    "by the name of labels": ({"img": [b"x"], "Class": pa.array([1], pa.int8()), "text": ["t"]}, "img"),
 }
 
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_columns_are_found(tmp_path: Path, name: str) -> None:
-    built, image = COLUMNS[name]
-    put_parquet(tmp_path / "a.parquet", built)
+    columns, image = COLUMNS[name]
+    metadata = METADATA if name == "by metadata" else None
+    put_parquet(tmp_path / "a.parquet", pa.table(columns).replace_schema_metadata(metadata))
     collection = listed(tmp_path)
-    assert isinstance(collection.origin, ParquetOrigin)
-    assert collection.origin.image == image
-    assert [source.label for source in collection.splits["train"]] == [1]
-    assert collection.origin.read(collection.splits["train"][0]) == b"x"
+    (source,) = collection.splits["train"]
+    assert (collection.origin.image, source.label, collection.origin.read(source)) == (image, 1, b"x")
 
 
 CATS = ["cat", "dog", "cat", None]
@@ -259,7 +218,6 @@ CHOICES: dict[str, tuple[dict[str, Any], list[Any] | str]] = {
     "a text that repeats": ({"species": CATS}, "'species'"),
     "both": ({"species": CATS, "age": [1, 2, 1, 2]}, "'species', 'age'"),
     "two names of labels": ({"fine_label": [1] * 4, "coarse_label": [0] * 4}, "'fine_label', 'coarse_label'"),
-    "lists": ({"label": [[1]] * 4}, "'label' of type list"),
     "splits": ({"label": [0] * 4, "part": ["Training", "Training", "test", None]}, "'part'"),
     "another split": ({"label": [0] * 4, "split": ["test"] * 4}, "'split'"),
 }
@@ -289,31 +247,15 @@ def test_named_columns_have_the_labels_and_the_splits_of_images(tmp_path: Path) 
     assert found.notes == ("a.parquet: images from 'image', labels from 'kind', splits from 'split', not used: 'age'",)
     found = scan(Table(tmp_path, label_columns=["age"], split_column="none"))
     assert [source.label for source in found.splits["train"]] == [7, 8, 7, 8]
-    wrong: list[dict[str, Any]] = [
-        {"label_columns": ["nope"]},
-        {"split_column": "nope"},
-        {"label_columns": ["age", "kind"]},
-        {"columns": ["age"]},
-        {"group_column": "nope"},
-    ]
-    for options in wrong:
+    wrong: list[dict[str, Any]] = [{"label_columns": ["nope"]}, {"split_column": "nope"}, {"group_column": "nope"}]
+    for options in (*wrong, {"label_columns": ["age", "kind"]}, {"columns": ["age"]}):
         with pytest.raises(SourceError, match=r"a\.parquet.*(nope|label-column)"):
             scan(Table(src, **{"split_column": "none", **options}))
     put_parquet(tmp_path / "b.parquet", pa.table({"image": [b"x"], "kind": [1]}))
     with pytest.raises(SourceError, match=r"row 0 of b\.parquet.* as other labels are"):
         scan(Table(tmp_path, label_columns=["kind"], split_column="none"))
-
-
-@pytest.mark.parametrize("word", ["../x", "a/b", "my split"])
-def test_a_split_that_cannot_name_files_is_refused_with_its_row(tmp_path: Path, word: str) -> None:
-    src = put_parquet(tmp_path / "a.parquet", pa.table({"image": [b"x"] * 3, "part": ["", "train", word]}))
+    put_parquet(src, pa.table({"image": [b"x"] * 3, "part": ["", "train", "../x"]}))
     with pytest.raises(SourceError, match=r"(?s)a\.parquet: 1 row is wrong.*row 2: expected a split"):
-        scan(Table(src, split_column="part"), labels="none")
-
-
-def test_two_words_for_one_split_in_a_column_are_refused(tmp_path: Path) -> None:
-    src = put_parquet(tmp_path / "a.parquet", pa.table({"image": [b"x"] * 3, "part": ["val", "VAL", "dev"]}))
-    with pytest.raises(SourceError, match="expected one name for the split 'val', found 'val' and 'dev'"):
         scan(Table(src, split_column="part"), labels="none")
 
 
@@ -343,18 +285,11 @@ def test_images_alone_and_images_beside_text_have_no_labels(tmp_path: Path) -> N
     assert scan(tmp_path / "soft.parquet", labels="none").splits["train"][0].label is None
 
 
-def test_without_pyarrow_the_error_says_how_to_get_it(
-    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pyarrow_the_error_says_how_to_get_it(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(SourceError, match=r'pip install "shardio\[parquet\]"') as caught:
-        convert(src, tmp_path / "out", **OPTIONS)
-    assert str(caught.value).startswith(str(src / "data"))
-    assert not (tmp_path / "out").exists()
-
-
-# --- damaged files ---------------------------------------------------------------------------------------------------
+    with pytest.raises(SourceError, match=f'^{src / "data"}.*pip install "shardio\\[parquet\\]"'):
+        scan(src)
 
 
 def test_damage_among_the_images_is_refused_by_name_and_mended_files_go_on(
@@ -372,8 +307,7 @@ def test_damage_among_the_images_is_refused_by_name_and_mended_files_go_on(
     assert len(copies) == 1  # the file before it
     path.write_bytes(sound)
     convert(src, tmp_path / "out", **OPTIONS)
-    convert(image_tree, tmp_path / "reference", **OPTIONS)
-    assert hashes(tmp_path / "out") == hashes(tmp_path / "reference")
+    assert hashes(tmp_path / "out") == undisturbed(image_tree, tmp_path / "reference", **OPTIONS)
 
 
 def test_mutated_files_are_read_or_refused(src: Path, tmp_path: Path) -> None:
@@ -402,32 +336,21 @@ def test_mutated_files_are_read_or_refused(src: Path, tmp_path: Path) -> None:
         assert str(path.parent) in refusal
 
 
-# --- the spool -------------------------------------------------------------------------------------------------------
-
-
 def copies(out: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.glob(".convert/*.images")}
 
 
 def test_progress_tells_of_the_copies_first_and_none_are_left_in_the_end(src: Path, tmp_path: Path) -> None:
-    seen: list[Progress] = []
-    there: list[set[str]] = []
-
-    def note(progress: Progress) -> None:
-        seen.append(progress)
-        there.append(set(copies(tmp_path / "out")))
-
-    convert(src, tmp_path / "out", **OPTIONS, on_progress=note)
-    assert len(there[-1]) == 4
-    published = everything(tmp_path / "out")
-    assert ".convert" not in os.listdir(tmp_path / "out")
-    assert convert(src, tmp_path / "out", **OPTIONS).num_converted == 0
-    assert everything(tmp_path / "out") == published
-    spooling = [progress for progress in seen if progress.done == 0]
+    seen: list[tuple[Progress, int]] = []
+    out = tmp_path / "out"
+    convert(src, out, **OPTIONS, on_progress=lambda progress: seen.append((progress, len(copies(out)))))
+    assert seen[-1][1] == 4
+    assert ".convert" not in os.listdir(out)
+    spooling = [progress for progress, _ in seen if progress.done == 0]
     assert [progress.spooled for progress in spooling] == sorted(progress.spooled for progress in spooling)
     notes = ("hub: images from 'image', labels from 'label'",)
     assert spooling[-1] == Progress(0, 0, 18, spooled=18, notes=notes)
-    assert seen[-1] == Progress(18, 0, 18, spooled=18, notes=notes)
+    assert seen[-1][0] == Progress(18, 0, 18, spooled=18, notes=notes)
 
 
 def test_a_conversion_that_is_interrupted_while_it_copies_goes_on(image_tree: Path, src: Path, tmp_path: Path) -> None:
@@ -445,62 +368,44 @@ def test_a_conversion_that_is_interrupted_while_it_copies_goes_on(image_tree: Pa
     seen: list[dict[str, tuple[int, int]]] = []
     convert(src, out, **OPTIONS, on_progress=lambda _: seen.append(copies(out)))
     assert before.items() <= seen[0].items()
-    convert(image_tree, tmp_path / "reference", **OPTIONS)
-    assert hashes(out) == hashes(tmp_path / "reference")
+    assert hashes(out) == undisturbed(image_tree, tmp_path / "reference", **OPTIONS)
 
 
 def test_two_conversions_into_one_folder_at_once_both_succeed(image_tree: Path, src: Path, tmp_path: Path) -> None:
-    convert(image_tree, tmp_path / "reference", **OPTIONS)
     assert not convert_twice_at_once(src, tmp_path / "out")
-    assert hashes(tmp_path / "out") == hashes(tmp_path / "reference")
-
-
-def test_a_plan_of_parquet_counts_rows_that_would_be_refused(tmp_path: Path, picture: bytes) -> None:
-    put_parquet(tmp_path / "train.parquet", hub_table([picture, None, b"", picture], [0, 0, 1, 1]))
-    assert estimate(tmp_path, size=16, seconds=5).refused == {"empty": 2}
+    assert hashes(tmp_path / "out") == undisturbed(image_tree, tmp_path / "reference", **OPTIONS)
 
 
 def test_copies_are_not_made_again_nor_at_all_where_every_shard_is_done(
     src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        convert(src, out, **OPTIONS, on_progress=Interrupt(10))
+    interrupted(src, out, 10)
     before = copies(out)
     assert len(before) == 4
-    with pytest.raises(KeyboardInterrupt):
-        convert(src, out, **OPTIONS, on_progress=Interrupt(18))
+    interrupted(src, out, 18)
     assert copies(out) == before
     assert len(stamps(out)) == 5
     with monkeypatch.context() as patch:
-        patch.setattr(Conversion, "_publish", _interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            convert(src, out, **OPTIONS)
+        patch.setattr(Conversion, "_publish", Mock(side_effect=KeyboardInterrupt))
+        interrupted(src, out, 19)
     for path in out.glob(".convert/*.images"):
         path.unlink()
     assert convert(src, out, **OPTIONS).num_converted == 0
-
-
-def _interrupt(*args: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def test_a_file_that_changed_is_copied_and_its_shards_are_made_again(
     image_tree: Path, src: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        convert(src, out, **OPTIONS, on_progress=Interrupt(18))
-    before = copies(out)
+    interrupted(src, out, 18)
+    assert len(copies(out)) == 4
     changed = image_tree / "val" / "n02" / "n02_1.JPEG"
     write_jpeg(changed, random_picture(np.random.default_rng(99), 50, 50))
-    write_parquet(image_tree, tmp_path / "again")
-    (path,) = src.glob("data/validation*")
-    shutil.copyfile(tmp_path / "again" / "data" / path.name, path)
+    write_parquet(image_tree, src, {"val": 1})
     assert convert(src, out, **OPTIONS).num_converted == 6
     convert(image_tree, tmp_path / "reference", **OPTIONS)
     assert hashes(out) == hashes(tmp_path / "reference")
-    assert len(before) == 4
 
 
 def test_too_little_space_is_told_with_what_the_copies_need(
@@ -510,14 +415,10 @@ def test_too_little_space_is_told_with_what_the_copies_need(
     shards = 6 * 4096 + 18 * 16 * 16 * 3
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, shards + 1000))
-        pattern = (
-            rf"expected room for {shards:,} more bytes .* and [\d,]+ for copies of the images until the set is publ"
-        )
-        with pytest.raises(SpaceError, match=pattern):
+        with pytest.raises(SpaceError, match=rf"room for {shards:,} more bytes .* and [\d,]+ for copies of the images"):
             convert(src, out, **OPTIONS)
     assert not copies(out)
-    with pytest.raises(KeyboardInterrupt):
-        convert(src, out, **OPTIONS, on_progress=Interrupt(10))
+    interrupted(src, out, 10)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, shards))
     convert(src, out, **OPTIONS)  # copies that are there need no room again
 
@@ -526,7 +427,7 @@ def test_a_disk_that_is_full_while_copying_is_named_and_loses_nothing(
     image_tree: Path, src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("disks.DISK_CALLS", ("write", "fsync"))
-    convert(image_tree, tmp_path / "reference", **OPTIONS)
+    reference = undisturbed(image_tree, tmp_path / "reference", **OPTIONS)
     for first in (3, 11):
         out = tmp_path / f"out-{first}"
         disk = FailingDisk(first, errno.ENOSPC, for_good=True)
@@ -535,34 +436,17 @@ def test_a_disk_that_is_full_while_copying_is_named_and_loses_nothing(
         assert str(out) in str(caught.value)
         assert not [name for name in hashes(out) if name.endswith(".tmp")]
         convert(src, out, **OPTIONS)
-        assert hashes(out) == hashes(tmp_path / "reference")
+        assert hashes(out) == reference
 
 
 @pytest.fixture
 def origin(src: Path) -> tuple[ParquetOrigin, list[Source]]:
     collection = listed(src)
-    assert isinstance(collection.origin, ParquetOrigin)
     return collection.origin, [source for sources in collection.splits.values() for source in sources]
 
 
-def test_every_image_is_read_with_and_without_the_spool_also_elsewhere(
-    image_tree: Path, origin: tuple[ParquetOrigin, list[Source]], tmp_path: Path
-) -> None:
-    direct, sources = origin
-    spooled = replace(direct, spool=tmp_path)
-    assert spooled.copies_nbytes() >= sum((image_tree / os.fsdecode(s.key)).stat().st_size for s in sources)
-    assert direct.copies_nbytes() == spooled.copies_nbytes()
-    counts: list[int] = []
-    spooled.prepare(counts.append)
-    assert sum(counts) == 18
-    assert spooled.copies_nbytes() == 0
-    sent = pickle.loads(pickle.dumps(spooled))
-    for source in sources[::-1]:
-        expected = (image_tree / os.fsdecode(source.key)).read_bytes()
-        assert direct.read(source) == spooled.read(source) == sent.read(source) == expected
-
-
 HARMS: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
+    "none": lambda data: data,
     "images": lambda data: np.concatenate([data[: len(data) // 2] ^ 1, data[len(data) // 2 :]]),
     "table": lambda data: np.concatenate([data[:-400], data[-400:] ^ 1]),
     "cut": lambda data: data[:-7],
@@ -571,26 +455,28 @@ HARMS: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_an_image_whose_copy_is_damaged_is_read_from_the_parquet_file(
+def test_every_image_is_read_from_its_copy_or_if_that_is_damaged_from_the_parquet_file_also_elsewhere(
     image_tree: Path, origin: tuple[ParquetOrigin, list[Source]], tmp_path: Path, harm: str
 ) -> None:
     direct, sources = origin
+    files = [(image_tree / os.fsdecode(source.key)).read_bytes() for source in sources]
     spooled = replace(direct, spool=tmp_path)
-    spooled.prepare(lambda count: None)
+    assert direct.copies_nbytes() == spooled.copies_nbytes() >= sum(map(len, files))
+    counts: list[int] = []
+    spooled.prepare(counts.append)
+    assert (sum(counts), spooled.copies_nbytes()) == (18, 0)
     for path in tmp_path.glob("*.images"):
         path.write_bytes(HARMS[harm](np.fromfile(path, np.uint8)).tobytes())
-    for source in sources:
-        assert spooled.read(source) == (image_tree / os.fsdecode(source.key)).read_bytes()
+    sent = pickle.loads(pickle.dumps(spooled))
+    for source, file in [*zip(sources, files, strict=True)][::-1]:
+        assert direct.read(source) == spooled.read(source) == sent.read(source) == file
 
 
-def test_a_spool_that_was_removed_is_no_fault_of_the_images(
-    origin: tuple[ParquetOrigin, list[Source]], tmp_path: Path
+def test_a_spool_that_was_removed_or_a_file_that_changed_is_no_fault_of_the_images(
+    src: Path, origin: tuple[ParquetOrigin, list[Source]], tmp_path: Path
 ) -> None:
     with pytest.raises(FileNotFoundError):
         replace(origin[0], spool=tmp_path).read(origin[1][0])
-
-
-def test_an_image_of_a_file_that_has_changed_is_not_read(src: Path, origin: tuple[ParquetOrigin, list[Source]]) -> None:
     os.utime(src / "data" / "train-00001-of-00003.parquet", ns=(1, 1))
     with pytest.raises(SourceError, match="changed"):
         origin[0].read(origin[1][5])
@@ -617,7 +503,6 @@ def test_memory_is_bounded_by_a_row_group(tmp_path: Path) -> None:
     put_parquet(tmp_path / "src" / "a.parquet", hub_table(images, [0] * 600), row_group_size=20)
     del images
     collection = listed(tmp_path / "src")
-    assert isinstance(collection.origin, ParquetOrigin)
     pool = pa.default_memory_pool()
     before = pool.bytes_allocated()
     most: list[int] = []
@@ -625,40 +510,29 @@ def test_memory_is_bounded_by_a_row_group(tmp_path: Path) -> None:
     assert max(most) < 6 * 20 * 20_000 < 600 * 20_000
 
 
-# --- with everything else that a conversion can do ------------------------------------------------------------------
-
-
 def test_a_plan_of_parquet_measures_decoding_and_counts_the_room_for_the_copies(src: Path, tmp_path: Path) -> None:
     report = estimate(src, tmp_path / "out", size=16, seconds=0.01)
-    assert (report.source, report.num_sources) == ("parquet", 18)
-    assert 0 < report.num_measured <= 18
-    assert report.images_per_second > 0
-    assert report.source_nbytes is not None
-    assert report.spool_nbytes == report.source_nbytes > 0
-    needed = report.nbytes + report.spool_nbytes
+    assert (report.source, report.num_sources, report.images_per_second > 0) == ("parquet", 18, True)
+    assert report.spool_nbytes == report.source_nbytes
+    needed = report.nbytes + (report.spool_nbytes or 0)
     assert [replace(report, free_nbytes=free).fits for free in (needed - 1, needed)] == [False, True]
-    output = called("plan", src, "--size", "16", "--seconds", "0.01")
-    assert "of images out of parquet, until the set is published" in output
-    assert "without copying out of parquet or writing" in output
+    assert "of images out of parquet, until" in called("plan", src, "--size", "16", "--seconds", "0.01")
     assert not list(src.rglob("*.images"))
 
 
-def test_samples_of_labeled_parquet_are_shown_next_to_their_images(image_tree: Path, tmp_path: Path) -> None:
-    src, out = write_parquet(image_tree, tmp_path / "src"), tmp_path / "out"
-    convert(src, out, **OPTIONS)
-    for against in (src, image_tree):
-        called("view", out, "--against", against, "-o", tmp_path / f"{against.name}.png")
-    assert (tmp_path / "src.png").read_bytes() == (tmp_path / f"{image_tree.name}.png").read_bytes()
-
-
-def test_columns_that_were_named_are_found_again_by_the_keys(tmp_path: Path, picture: bytes) -> None:
+def test_columns_are_found_again_by_the_keys(tmp_path: Path, picture: bytes) -> None:
     columns = {"kind": list("aabb"), "x": list("ccdd"), "split": ["train", "test"] * 2}
     src = put_parquet(tmp_path / "a.parquet", pa.table({"image": [picture] * 4, **columns}))
-    for number, given in enumerate(({"label_columns": ["x"]}, {"split_column": "split"}, {})):
-        table = Table(src, **{"split_column": "none", **given})
-        made = scan(table, labels=None if "label_columns" in given else "none")
-        again = read_again(src, {made.splits["train"][number].key})
-        assert keys(again) == keys(made)
+    labeled = put_parquet(tmp_path / "labeled.parquet", hub_table([picture] * 2, [0, 1]))
+    for table, labels in (
+        (Table(src, split_column="none", label_columns=["x"]), None),
+        (Table(src, split_column="split"), "none"),
+        (Table(src, split_column="none"), "none"),
+        (Table(labeled), None),
+        (Table(labeled), "none"),
+    ):
+        made = scan(table, labels=labels)
+        assert keys(read_again(table.path, {made.splits["train"][-1].key})) == keys(made)
 
 
 def test_refused_rows_of_labeled_parquet_are_drawn(tmp_path: Path, picture: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import json
 import os
@@ -56,22 +57,29 @@ Expected = dict[str, dict[str, tuple[int | None, Path]]]
 
 def of_tree(tree: Path, rename: Callable[[Path], str] | None = None, *, labeled: bool = True) -> Expected:
     """The samples of the tree, whose keys are the paths of their files, or what `rename` makes of them."""
+    rename = rename or (lambda path: str(path.relative_to(tree)))
     return {
-        split: {
-            rename(path) if rename else str(path.relative_to(tree)): (
-                CLASSES.index(path.parent.name) if labeled else None,
-                path,
-            )
-            for path in images_of(tree, split)
-        }
+        split: {rename(path): (label_of(path) if labeled else None, path) for path in images_of(tree, split)}
         for split in ("train", "val")
     }
 
 
+def label_of(path: Path) -> int:
+    return CLASSES.index(path.parent.name)
+
+
+def all_images(tree: Path) -> list[Path]:
+    return images_of(tree, "train") + images_of(tree, "val")
+
+
+def table_of(tree: Path) -> list[dict[str, str]]:
+    """The path, class and split of each picture."""
+    return list(csv.DictReader(write_list(tree, tree / "rows.csv", "path,target,set").read_text().splitlines()))
+
+
 def numbered(tree: Path, *, labeled: bool) -> Expected:
     """All pictures in one split, by number."""
-    paths = images_of(tree, "train") + images_of(tree, "val")
-    return {"train": {f"{i}": (CLASSES.index(p.parent.name) if labeled else None, p) for i, p in enumerate(paths)}}
+    return {"train": {f"{i}": (label_of(p) if labeled else None, p) for i, p in enumerate(all_images(tree))}}
 
 
 def array_of(path: Path) -> NDArray[np.float32]:
@@ -103,7 +111,7 @@ def tiny_imagenet(tree: Path, folder: Path) -> tuple[Path, Expected]:
         is_train = path.parent.parent.name == "train"
         return f"train/{path.parent.name}/images/{path.name}" if is_train else f"val/images/{path.name}"
 
-    for path in images_of(tree, "train") + images_of(tree, "val"):
+    for path in all_images(tree):
         put(folder, name(path), content=path.read_bytes())
     lines = (f"{path.name}\t{path.parent.name}\t0\t0\t9\t9\n" for path in images_of(tree, "val"))
     put(folder, "val/val_annotations.txt", content="".join(lines).encode())
@@ -113,36 +121,20 @@ def tiny_imagenet(tree: Path, folder: Path) -> tuple[Path, Expected]:
 
 
 def json_lines(tree: Path, folder: Path) -> tuple[Path, Expected]:
-    paths = images_of(tree, "train") + images_of(tree, "val")
-    rows = [
-        {"path": str(path.relative_to(tree)), "label": path.parent.name, "split": path.parent.parent.name}
-        for path in paths
-    ]
-    (tree / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tree / "list.jsonl").write_text("\n".join(map(json.dumps, table_of(tree))))
     return tree / "list.jsonl", of_tree(tree)
 
 
 def parquet_table(tree: Path, folder: Path) -> tuple[Any, Expected]:
-    paths = images_of(tree, "train") + images_of(tree, "val")
-    columns = {
-        "image": [str(path.relative_to(tree)) for path in paths],
-        "target": [path.parent.name for path in paths],
-        "set": [path.parent.parent.name for path in paths],
-    }
     folder.mkdir()
-    pq.write_table(pa.table(columns), folder / "t")
+    pq.write_table(pa.Table.from_pylist(table_of(tree)), folder / "t")
     return Table(folder / "t", root=tree), of_tree(tree)
 
 
 def lines(tree: Path, folder: Path) -> tuple[Path, Expected]:
     paths = images_of(tree, "train")
-    (tree / "list.txt").write_text("".join(f"{p.relative_to(tree)} {CLASSES.index(p.parent.name)}\n" for p in paths))
+    (tree / "list.txt").write_text("".join(f"{p.relative_to(tree)} {label_of(p)}\n" for p in paths))
     return tree / "list.txt", {"train": of_tree(tree)["train"]}
-
-
-def tar_of_images(tree: Path, folder: Path) -> tuple[Path, Expected]:
-    put(folder, "0.tar", content=tar_of((f"{i}.jpg", p.read_bytes()) for i, p in enumerate(images_of(tree, "train"))))
-    return folder / "0.tar", {"train": {f"{i}.jpg": (None, p) for i, p in enumerate(images_of(tree, "train"))}}
 
 
 def zipped(tree: Path, folder: Path) -> tuple[Path, Expected]:
@@ -288,6 +280,9 @@ def check_content(collection: Collection, source: Source, path: Path) -> None:
         assert (found.image if isinstance(found, DatasetItem) else found) == path.read_bytes()
 
 
+AS_TREES = ("tree", "other words", "zip", "tars of folders", "archives", "kaggle", "arrays", "flat", "flat splits")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_keys_labels_splits_and_content_are_those_of_the_tree(
     kind: str, kept: Kept, monkeypatch: pytest.MonkeyPatch
@@ -296,13 +291,13 @@ def test_keys_labels_splits_and_content_are_those_of_the_tree(
     src, expected, _ = kept(kind)
     found = scanned(src)
     assert (found.kind, found.has_pixels) == (KINDS[kind][0], kind not in NO_PIXELS)
-    assert list(found.splits) == list(expected)
-    is_read = {"dataset": lambda label: -1}.get(kind, lambda label: label)  # those of a dataset come with its items
+    # As they are listed, which is by name in archives, or as in a tree. Labels of a dataset come with its items.
+    in_order = sorted if kind in (*AS_TREES, "parquet") else list
+    assert list(told(found).items()) == [
+        (split, [(os.fsencode(key), -1 if kind == "dataset" else some[key][0]) for key in in_order(some)])
+        for split, some in expected.items()
+    ]
     for split, sources in found.splits.items():
-        assert [one.key for one in sources] == sorted((one.key for one in sources), key=_place(kind, expected[split]))
-        assert {os.fsdecode(one.key): one.label for one in sources} == {
-            key: is_read(label) for key, (label, _) in expected[split].items()
-        }
         for source in sources:
             check_content(found, source, expected[split][os.fsdecode(source.key)][1])
     numbers = ("0", "1", "2", "3")
@@ -312,10 +307,8 @@ def test_keys_labels_splits_and_content_are_those_of_the_tree(
         return
     unlabeled = scan(src, labels="none")
     assert (unlabeled.classes, unlabeled.class_names) == ((), ())
-    assert {s: {one.label for one in some} for s, some in unlabeled.splits.items()} == {
-        split: {None} for split in expected
-    }
-    assert {s: len(some) for s, some in unlabeled.splits.items()} == {s: len(some) for s, some in expected.items()}
+    labels = {split: [one.label for one in some] for split, some in unlabeled.splits.items()}
+    assert labels == {split: [None] * len(some) for split, some in expected.items()}
     scandir, listdir = os.scandir, os.listdir
 
     @contextlib.contextmanager
@@ -326,24 +319,6 @@ def test_keys_labels_splits_and_content_are_those_of_the_tree(
     monkeypatch.setattr(os, "scandir", backwards)
     monkeypatch.setattr(os, "listdir", lambda path=".": sorted(listdir(path), reverse=True))
     assert told(scanned(src)) == told(found)
-
-
-def _place(kind: str, expected: dict[str, Any]) -> Callable[[bytes], Any]:
-    """The order of the sources: as they are listed, which is by name in archives, or that of a tree."""
-    in_tree_order = kind in (
-        "tree",
-        "other words",
-        "zip",
-        "tars of folders",
-        "archives",
-        "kaggle",
-        "arrays",
-        "flat",
-        "flat splits",
-        "parquet",
-    )
-    listed = sorted(expected) if in_tree_order else list(expected)
-    return lambda key: listed.index(os.fsdecode(key))
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
@@ -400,19 +375,8 @@ def test_a_piece_that_was_cut_short_is_refused_by_name(kind: str, drawn: Path, t
     assert (line["key"].endswith(name), line["reason"]) == (True, "damaged")
 
 
-TREE_KEYS = (
-    "other words",
-    "zip",
-    "tars of folders",
-    "archives",
-    "kaggle",
-    "csv",
-    "tsv",
-    "json lines",
-    "parquet table",
-    "tars",
-    "parquet",
-)
+TREE_KEYS = ("other words", "zip", "tars of folders", "csv", "tsv", "json lines", "parquet table", "tars", "parquet")
+"""The kinds that have the keys of a tree, and no readable names of classes."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -423,7 +387,7 @@ def test_a_set_has_the_samples_and_those_of_a_tree_its_digest(kind: str, kept: K
         shards = open_shards(out, split)
         found = [shards[i].label for i in range(len(shards))]
         assert found == [some[os.fsdecode(key)][0] for key in shards.index["key"].tolist()]
-    if kind in TREE_KEYS and kind not in NAMED:
+    if kind in TREE_KEYS:
         assert open_shards(out).digest == open_shards(kept("tree")[2]).digest
 
 
@@ -485,9 +449,6 @@ def test_a_table_describes_the_samples(kind: str, kept: Kept, tmp_path: Path) ->
     assert isinstance(missing.place, Fault)
 
 
-# --- a split by names -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_val_takes_a_share_of_the_only_split_and_is_refused_beside_other_splits(kind: str, kept: Kept) -> None:
     src, expected, _ = kept(kind)
@@ -497,7 +458,7 @@ def test_val_takes_a_share_of_the_only_split_and_is_refused_beside_other_splits(
             collect(src, options)
         return
     before, found = told(scanned(src))["train"], told(collect(src, options))
-    assert [len(found["train"]) + len(found["val"])] == [len(before)]
+    assert len(found["train"]) + len(found["val"]) == len(before)
     assert {split: [one for one in before if one in some] for split, some in found.items()} == found
 
 
