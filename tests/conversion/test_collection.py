@@ -8,6 +8,7 @@ import pickle
 import re
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from folders import put
@@ -16,8 +17,6 @@ from leaks import num_descriptors
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.collection import Extent, Fault, FileOrigin, Source, identify, read_file
 from shardio.errors import DecodeError
-
-# --- reading one source -----------------------------------------------------------------------------------------------
 
 
 def test_a_source_is_read_whole_though_it_is_longer_or_shorter_than_its_size_said(
@@ -37,80 +36,55 @@ def test_a_source_is_read_whole_though_it_is_longer_or_shorter_than_its_size_sai
         assert read_file(tmp_path / "1.jpg") == content
 
 
-def test_what_took_the_place_of_a_source_is_refused_without_waiting(tmp_path: Path, open_socket: str) -> None:
+def test_what_took_the_place_of_a_source_is_refused_unread_and_without_waiting(
+    tmp_path: Path, open_socket: str
+) -> None:
     os.mkfifo(tmp_path / "fifo")
+    put(tmp_path, "large.jpg")
+    os.truncate(tmp_path / "large.jpg", MAX_SOURCE_NBYTES + 1)  # sparse: it takes no room
     before = num_descriptors()
     for path, found in (
-        (tmp_path / "fifo", "expected a regular file"),
-        (tmp_path / open_socket, "No such device or address"),
-        (Path("/dev/zero"), "expected a regular file"),
-        (tmp_path, "(expected a regular file|Is a directory)"),
-        (tmp_path / "gone.jpg", "No such file"),
+        (tmp_path / "fifo", "unreadable: expected a regular file"),
+        (tmp_path / open_socket, "unreadable: No such device or address"),
+        (Path("/dev/zero"), "unreadable: expected a regular file"),
+        (tmp_path, "unreadable: (expected a regular file|Is a directory)"),
+        (tmp_path / "gone.jpg", "unreadable: No such file"),
+        (tmp_path / "large.jpg", f"too large: expected at most {MAX_SOURCE_NBYTES:,} bytes, found"),
     ):
-        with pytest.raises(DecodeError, match=f"^unreadable: {found}"):
+        with pytest.raises(DecodeError, match=f"^{found}"):
             read_file(path)
     assert num_descriptors() == before
 
 
-@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES])
 def test_want_of_descriptors_or_memory_is_not_the_fault_of_a_source(
     tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A refusal would leave a sound image out of the set, for a reason that has nothing to do with the image.
     put(tmp_path, "1.jpg")
-
-    def failing(path: str | os.PathLike[str], flags: int, mode: int) -> int:
-        raise OSError(code, os.strerror(code), os.fspath(path))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", failing)
-        with pytest.raises(OSError, match=re.escape(os.strerror(code))) as caught:
-            read_file(tmp_path / "1.jpg")
-    assert not isinstance(caught.value, DecodeError)
-    assert caught.value.errno == code
-    assert str(tmp_path / "1.jpg") in str(caught.value)
+    failing = Mock(side_effect=OSError(code, os.strerror(code), str(tmp_path / "1.jpg")))
+    fault = DecodeError if code == errno.EACCES else OSError
+    for call in ("open", "fstat"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, failing)
+            with pytest.raises(fault, match=re.escape(os.strerror(code))) as caught:
+                read_file(tmp_path / "1.jpg")
+        assert isinstance(caught.value, DecodeError) or str(tmp_path / "1.jpg") in str(caught.value)
 
 
-def test_a_file_too_large_to_be_an_image_is_refused_unread(tmp_path: Path) -> None:
+def test_identity_changes_when_a_source_or_the_file_behind_a_link_is_rewritten_or_lost(tmp_path: Path) -> None:
     path = tmp_path / "1.jpg"
-    put(tmp_path, "1.jpg")
-    os.truncate(path, MAX_SOURCE_NBYTES + 1)  # sparse: it takes no room
-    message = f"^too large: expected at most {MAX_SOURCE_NBYTES:,} bytes, found {MAX_SOURCE_NBYTES + 1:,} bytes$"
-    with pytest.raises(DecodeError, match=message):
-        read_file(path)
-
-
-# --- noticing change --------------------------------------------------------------------------------------------------
-
-
-def test_identity_changes_when_a_source_is_rewritten_mended_or_lost(tmp_path: Path) -> None:
-    path = tmp_path / "1.jpg"
-    put(tmp_path, "1.jpg", content=b"one")
-    os.utime(path, ns=(1, 1_000_000_007))
-    seen = [identify(path)]
-    assert identify(path) == seen[0]
-    os.utime(path, ns=(1, 1_000_000_008))
-    seen.append(identify(path))
-    path.write_bytes(b"longer")
-    os.utime(path, ns=(1, 1_000_000_008))
-    seen.append(identify(path))
-    path.unlink()
-    seen.append(identify(path))
-    assert len(set(seen)) == 4
-
-
-def test_identity_is_that_of_the_file_behind_a_link_and_steady_without_a_file(tmp_path: Path) -> None:
-    put(tmp_path, "real.jpg")
-    for name, target in (("link.jpg", "real.jpg"), ("dangling", "nowhere"), ("self", "self")):
+    for name, target in (("link.jpg", "1.jpg"), ("dangling", "nowhere"), ("self", "self")):
         (tmp_path / name).symlink_to(target)
-    before = identify(tmp_path / "link.jpg")
-    assert before == identify(tmp_path / "real.jpg")
-    put(tmp_path, "real.jpg", content=b"changed")
-    assert identify(tmp_path / "link.jpg") != before
-    assert identify(tmp_path / "gone") == identify(tmp_path / "dangling") == identify(tmp_path / "self")
-
-
-# --- an origin --------------------------------------------------------------------------------------------------------
+    seen = []
+    for content, nanoseconds in ((b"one", 1_000_000_007), (b"one", 1_000_000_008), (b"longer", 1_000_000_008)):
+        put(tmp_path, "1.jpg", content=content)
+        os.utime(path, ns=(1, nanoseconds))
+        assert identify(tmp_path / "link.jpg") == identify(path)
+        seen.append(identify(path))
+    path.unlink()
+    assert identify(path) == identify(tmp_path / "dangling") == identify(tmp_path / "self")
+    assert len({*seen, identify(path)}) == 4
 
 
 def test_a_source_is_read_from_where_it_is_and_not_from_its_key(tmp_path: Path) -> None:
@@ -139,11 +113,11 @@ def test_a_source_with_a_fault_is_refused_with_its_words(tmp_path: Path) -> None
 
 def test_an_origin_tells_sizes_without_reading(tmp_path: Path) -> None:
     put(tmp_path, "1.jpg", content=b"12345")
-    origin = FileOrigin(tmp_path)
     places = (None, b"1.jpg", Extent(b"no archive", 7, 1000), Fault("no image"), b"gone.jpg")
     sources = [Source(b"1.jpg", 0, place) for place in places]
-    assert [origin.nbytes([source]) for source in sources] == [5, 5, 1000, 0, 0]
-    assert origin.nbytes(sources) == 1010
+    assert [FileOrigin(tmp_path).nbytes(some) for some in (*([one] for one in sources), sources)] == [
+        *(5, 5, 1000, 0, 0, 1010)
+    ]
 
 
 def test_a_fingerprint_changes_with_the_archive_and_with_the_extent(tmp_path: Path) -> None:

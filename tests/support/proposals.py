@@ -30,16 +30,12 @@ def _sources(found: Collection) -> list[Source]:
     return [source for split in found.splits.values() for source in split]
 
 
-def _folders(path: Path) -> set[str]:
-    return {entry.name for entry in os.scandir(path) if entry.is_dir()}
-
-
 def _are_classes(scanned: Scanned, count: int, where: str = "") -> bool:
     src, _, found = scanned
     place = src if src.as_posix().endswith(f"/{where}") else src / where
     in_archives = _noted(scanned, "the folders in ") or _noted(scanned, "the archives ")
     folders = {name for one in _sources(found) for name in os.fsdecode(one.key).split("/")[:-1]}
-    folders = folders if in_archives else _folders(place)
+    folders = folders if in_archives else {entry.name for entry in os.scandir(place) if entry.is_dir()}
     return len(found.classes) == count and set(found.classes) <= folders and _has_labels(found)
 
 
@@ -47,18 +43,12 @@ def _has_labels(found: Collection) -> bool:
     return any(source.label is not None for source in _sources(found))
 
 
-def _are_integers(found: Collection) -> bool:
-    return any(isinstance(source.label, int) for source in _sources(found))
-
-
 def _are_leaves(scanned: Scanned, count: str | None) -> bool:
-    if count is not None and len(scanned[2].classes) != int(count):
-        return False
     classes, sources = scanned[2].classes, _sources(scanned[2])
     leaves = (Path(os.fsdecode(one.place if isinstance(one.place, bytes) else one.key)).parent.name for one in sources)
-    return all(
-        isinstance(one.label, int) and classes[one.label] == leaf for one, leaf in zip(sources, leaves, strict=True)
-    )
+    pairs = zip(sources, leaves, strict=True)
+    are_leaves = all(isinstance(one.label, int) and classes[one.label] == leaf for one, leaf in pairs)
+    return are_leaves and count in (None, str(len(classes)))
 
 
 def _has_none(scanned: Scanned, where: str = "") -> bool:
@@ -114,7 +104,10 @@ MEANINGS: Sequence[tuple[str, Callable[..., bool]]] = (
     (r"the labels are numbers", lambda it: not it[2].classes and _has_labels(it[2])),
     (r"images without a label are left out", lambda it: all(source.label is not None for source in _sources(it[2]))),
     (r"no column has the splits", lambda it: not _noted(it, "splits from")),
-    (r"a cell may have several labels", lambda it: len(it[2].classes) > 1 and not _are_integers(it[2])),
+    (
+        r"a cell may have several labels",
+        lambda it: len(it[2].classes) > 1 and not any(isinstance(source.label, int) for source in _sources(it[2])),
+    ),
     (r"the labels are classes(?: as written)?", lambda it: bool(it[2].classes) and _has_labels(it[2])),
     (r"all rows are of one split", lambda it: len(it[2].splits) == 1),
 )
