@@ -239,7 +239,7 @@ class Job:
     def step(self) -> None:
         rng, readers = self.rng, list(self.iterators)
         what = rng.choices(["loop", "one", "new", "next", "drop", "peek", "set", "save", "load", "fail", "restart"],
-                           [3, 6, 3, 9, 3, 3, 3, 4, 3, 2, 1])[0]  # fmt: skip
+                           [3, 6, 3, 9, 3, 3, 3, 4, 3, 2, 3])[0]  # fmt: skip
         if what == "loop":
             self.loop(rng.choice([2, 3, 40]))
         elif what == "one":
