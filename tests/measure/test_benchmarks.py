@@ -153,7 +153,7 @@ def test_processes_share_the_pages_of_a_set_and_have_little_of_their_own(make_se
     assert [result["processes"] for result in found["results"]] == [1, 2]
     mapped = found["split_nbytes"]
     for result in found["results"]:
-        assert mapped <= result["set"] <= 1.1 * mapped  # and the index
+        assert 0.99 * mapped <= result["set"] <= 1.1 * mapped  # the kernel may drop a page; and the index
         assert result["ring"] >= result["processes"] * 2 * 30 * 160 * 160 * 3
         assert result["private"] < found["most_private"] == 30_000_000
         assert result["pss"] > result["set"] + result["ring"]
