@@ -225,4 +225,4 @@ print(lose_power.lose_power(5, 4))
     printed = printed_by("-c", script, TMPDIR=str(tmp_path))
     if "skipped" in printed:
         pytest.skip(printed)
-    assert ("torn" in printed, " 0 violations" in printed) == (bool(careless), not careless)
+    assert ("torn" in printed, " 0 violations" in printed) == (bool(careless), not careless), printed
