@@ -195,7 +195,7 @@ LABELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], list[Any]]] = {
     "missing": ("x / NaN", {"unlabeled": "skip", "labels": "classes"}, ("x",), [0]),
     "empty": ("NULL / x", {"unlabeled": "skip"}, ("x",), [0]),
     "several": ("sea sky /  sky  sun", {"label_separator": " "}, ("sea", "sky", "sun"), [(1, 1, 0), (0, 1, 1)]),
-    "several integers": ("0|2 / 2", {"label_separator": "|"}, ("0", "1", "2"), [(1, 0, 1), (0, 0, 1)]),
+    "several integers": ("0 | 2 / 2", {"label_separator": "|"}, ("0", "1", "2"), [(1, 0, 1), (0, 0, 1)]),
     "JSON integers": ("[1, 0]", {}, ("0", "1"), [1, 0]),
     "JSON truth": ("[true, false]", {}, ("0", "1"), [1, 0]),
     "JSON lists": ("[[1, 0.5], [0, 1]]", {}, (), [(1.0, 0.5), (0.0, 1.0)]),

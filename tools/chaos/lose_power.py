@@ -101,6 +101,9 @@ def mounted(folder: Path, kind: str, shut_down: int | None, new: bool = True) ->
             os.close(descriptor)
     finally:
         run(["umount", disk])
+        # A process that began a mount namespace meanwhile holds it: until then, another mount is of what is down.
+        while run(["losetup", "--associated", image]).stdout:
+            time.sleep(0.01)
 
 
 class Losing(Rounds[Counts]):
