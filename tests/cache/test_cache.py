@@ -615,7 +615,7 @@ print("".join(text + "\\n" for text in counts.violations))
         ("leases.CopyPaths.lock_alone = unlocked", "a process ended with"),
         ("leases._lock_shared = take", "a process ended with"),  # a lock on a file that is gone
         ("leases.Lease.try_filling = unlocked", "the copy was completed|a process ended with"),
-        ("partial_copy.part_of = lambda folder, entry: folder / entry.file", "the copy has other bytes"),
+        ("partial_copy.part_of = lambda folder, entry: folder / entry.file", "copied again|the copy has other bytes"),
         ("filler.remove_parts = lambda folder: None", "left after the next start: .*blocks"),
         ("folder._remove_trash = lambda path: None", "left when all could be evicted: .*evicted"),
         ("leases.CopyPaths.remove_locks = lambda self: None", "left when all could be evicted: .*lock"),
