@@ -162,8 +162,8 @@ class RemoteStorage:
             page, _ = self._wait_for(_fetch(_filesystem(self._url), self._url, _LISTING_NBYTES), deadline)
             if len(page) > _LISTING_NBYTES:
                 raise ValueError(
-                    f"expected a page of links of at most {_LISTING_NBYTES:,} bytes, found more: give the URL of a "
-                    "folder with fewer entries, or of a set"
+                    f"expected a page of links of at most {_LISTING_NBYTES:,} bytes, the server sent more: give the "
+                    "URL of a folder with fewer entries, or of a set"
                 )
             return page.decode("utf-8", "replace")
 
@@ -208,7 +208,7 @@ class RemoteStorage:
             data = self._ask("cat_file", url, start=start, end=start + nbytes, deadline=deadline)
         if len(data) > nbytes:
             raise ValueError(
-                f"expected {nbytes:,} bytes, found more: the server cannot send a part of a file: use another server"
+                f"expected {nbytes:,} bytes, the server sent more: it cannot send a part of a file: use another server"
             )
         if not data:
             if (size := self._size_of(name, deadline)) <= start:
@@ -288,7 +288,7 @@ async def _fetch(filesystem: Any, url: str, most: int, start: int | None = None)
         answer.raise_for_status()
         if answer.status != 206 and (start or answer.status != 200):
             raise ValueError(
-                f"expected HTTP status 206, found {answer.status}: it sends no parts of files: use another server"
+                f"expected HTTP status 206, found {answer.status}: the server cannot send a part of a file: use another"
             )
         if (coding := answer.headers.get("Content-Encoding", "identity")) not in ("", "identity"):
             raise ValueError(f"expected the file as it is, the server sent it compressed ({coding!r:.40})")

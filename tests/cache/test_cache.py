@@ -603,6 +603,12 @@ def take(paths):
     time.sleep(0.01)  # or it would take more rounds
     fcntl.flock(lock.fileno(), fcntl.LOCK_SH)
     return lock
+def spoil(self, entry, finish=partial_copy.PartialCopy.finish):
+    found = finish(self, entry)
+    if found == entry.sha256:
+        with opening.open_file(self._folder / entry.file, os.O_RDWR) as file:
+            os.pwrite(file.fileno(), b"spoiled", 0)
+    return found
 {fault}
 counts = race_stage.race_stagings(48, 16, seed=3, say=lambda line: None, until_noticed={noticed!r})
 print("".join(text + "\\n" for text in counts.violations))
@@ -615,7 +621,8 @@ print("".join(text + "\\n" for text in counts.violations))
         ("leases.CopyPaths.lock_alone = unlocked", "a process ended with"),
         ("leases._lock_shared = take", "a process ended with"),  # a lock on a file that is gone
         ("leases.Lease.try_filling = unlocked", "the copy was completed|a process ended with"),
-        ("partial_copy.part_of = lambda folder, entry: folder / entry.file", "copied again|the copy has other bytes"),
+        ("partial_copy.part_of = lambda folder, entry: folder / entry.file", "files that were there were copied again"),
+        ("partial_copy.PartialCopy.finish = spoil", "the copy has other bytes than the source"),
         ("filler.remove_parts = lambda folder: None", "left after the next start: .*blocks"),
         ("folder._remove_trash = lambda path: None", "left when all could be evicted: .*evicted"),
         ("leases.CopyPaths.remove_locks = lambda self: None", "left when all could be evicted: .*lock"),

@@ -312,6 +312,10 @@ def test_ids_and_synonyms_of_imagenet_become_classes_and_their_names(tmp_path: P
     shards = open_shards(tmp_path / "out")
     assert shards.classes == src.wnids
     assert shards.class_names == ("tench, Tinca tinca", "crane", "crane")
+    less: Any = Pictures(5, classes=src.classes[:2])
+    less.wnids = src.wnids[:2]
+    with pytest.raises(ValueError, match=r"expected the 3 `classes` of 'train', found 2 classes: make them the same"):
+        convert({"train": src, "val": less}, tmp_path / "other", **OPTIONS)
 
 
 @pytest.mark.parametrize(

@@ -151,9 +151,9 @@ def test_processes_share_the_pages_of_a_set_and_have_little_of_their_own(make_se
     words = ("--processes", "2", "--batch-size", "30", "--rounds", "1", "--seconds", "0.02", "--json")
     found: dict[str, Any] = json.loads(printed_by(BENCHMARKS / "share.py", path, *words))
     assert [result["processes"] for result in found["results"]] == [1, 2]
-    mapped = found["split_nbytes"]
+    pixels = 60 * 160 * 160 * 3  # the headers of shards may be out of memory
     for result in found["results"]:
-        assert 0.99 * mapped <= result["set"] <= 1.1 * mapped  # the kernel may drop a page; and the index
+        assert pixels <= result["set"] <= 1.1 * found["split_nbytes"]  # and the index
         assert result["ring"] >= result["processes"] * 2 * 30 * 160 * 160 * 3
         assert result["private"] < found["most_private"] == 30_000_000
         assert result["pss"] > result["set"] + result["ring"]

@@ -332,7 +332,7 @@ def test_a_web_server_without_ranges_is_refused_before_a_shard_comes(store: Obje
     place, entry = open_storage(f"{store.endpoint}/sets/small"), first_shard(out)
     assert place.load_manifest() == load_manifest(out)
     for start in (0, 4096):
-        with pytest.raises(OSError, match=r"attempts: 1\).*parts? of (a file|files)"):
+        with pytest.raises(OSError, match=r"attempts: 1\).*part of a file"):
             place.read_into(entry, start, memoryview(bytearray(50)))
 
 
@@ -383,7 +383,7 @@ def test_a_web_server_that_sends_more_than_was_asked_for_is_hung_up_on(
     with contextlib.closing(SlowServer(out.parent, lambda path: answer if path.endswith(file) else "now")) as server:
         place = open_storage(f"{server.url}/{out.name}")
         call = place.load_manifest if file == "manifest.json" else open_storage(f"{server.url}/links").list_folders
-        with pytest.raises(OSError, match=r"attempts: 1\).*(sent more|found more|parts? of (a file|files)|compressed)"):
+        with pytest.raises(OSError, match=r"attempts: 1\).*(sent more|part of a file|compressed)"):
             call()
     assert sent[0] < _HUGE_NBYTES / 2
 

@@ -369,7 +369,7 @@ def _common_classes(datasets: Mapping[str, Dataset]) -> tuple[tuple[str, ...], t
     first = next(iter(found), "")
     if others := [split for split in found if found[split] != found[first]]:
         mine, wanted = found[others[0]], found[first]
-        pairs = zip(chain(*mine), chain(*wanted), strict=False)
+        pairs = chain.from_iterable(map(zip, mine, wanted))
         unlike = next((f", {one!r} instead of {other!r}" for one, other in pairs if one != other), "")
         raise ValueError(
             f"dataset {others[0]!r}: expected the {len(wanted[0]):,} `classes` of {first!r}, found {len(mine[0]):,} "
