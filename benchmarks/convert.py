@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("images", type=Path, help="folder of class folders of JPEGs, such as ImageNet's train")
     parser.add_argument("--count", type=int, default=4000, help="images per round, repeated as needed")
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--shard-size", type=int, default=512 << 20)
     options = parser.parse_args()
     cores: int = options.cores

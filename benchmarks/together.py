@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--source", type=float, default=40.0, help="MB/s in all; default %(default)s")
     parser.add_argument("--link", type=float, default=125.0, help="MB/s of each node, each way; default %(default)s")
     parser.add_argument("--samples", type=int, default=5_400, help="of 196,608 bytes; default %(default)s")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--alone", type=int, default=1, help="rounds of one `stage` on each node; default %(default)s")
     parser.add_argument("--epochs", type=int, default=0, help="rounds of an epoch together; default %(default)s")
     parser.add_argument("--predict", action="store_true")
