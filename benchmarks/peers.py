@@ -460,6 +460,8 @@ def picture(results: Mapping[str, Any], task: str = "") -> str:
     rows = [
         (name, row) for name, row in rows if re.sub(", [0-9]+ workers?$", "", name).endswith(f": {task}" * bool(task))
     ]
+    numbers = sorted({found[1] for name, _ in rows if (found := re.search(", ([0-9]+) workers?$", name))})
+    workers = ", ".join(numbers) or results["workers"]
     tasks = {name.partition(": ")[2] for name, _ in rows}
     if len(tasks) == 1:  # the title says it
         rows = [(name.partition(": ")[0], row) for name, row in rows]
@@ -475,7 +477,7 @@ def picture(results: Mapping[str, Any], task: str = "") -> str:
         "@media(prefers-color-scheme:dark){.b{fill:#0d1117}text{fill:#e6edf3}line{stroke:#b1bac4}}</style>",
         f'<path class="b" d="M0 0h{right}v{bottom}h-{right}z"/>',
         f'<text x="{left}" y="20" font-weight="bold">{escape(results["title"])}</text>',
-        f'<text x="{left}" y="38">images a second, {results["workers"]} workers; lines: min to max</text>',
+        f'<text x="{left}" y="38">images a second, {workers} workers; lines: min to max</text>',
     ]
     for number, (name, row) in enumerate(rows):
         rates = [found["images_per_second"] for found in row["rounds"]]
