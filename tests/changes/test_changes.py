@@ -139,11 +139,13 @@ def test_a_set_that_takes_the_place_of_the_unfinished_folder_is_not_changed(
     }[operation]
     other, moved = make_set(60), new.with_name("moved")
     before = hashes(other)
+    one_at_a_time = threading.Lock()  # threads copy the files
 
     def exchange(*_: object) -> None:
-        for folder in () if moved.exists() else list(new.parent.glob(".new.*.d")):
-            folder.rename(moved)
-            folder.symlink_to(other)
+        with one_at_a_time:
+            for folder in () if moved.exists() else list(new.parent.glob(".new.*.d")):
+                folder.rename(moved)
+                folder.symlink_to(other)
 
     call_before(monkeypatch, AtomicFile, "__init__", exchange)
     with pytest.raises(ConvertError, match=r"\.new\."):
