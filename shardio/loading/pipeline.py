@@ -42,7 +42,7 @@ _MOST_THREADS = 4
 _MOST_MAKING_THREADS = 16
 # Small batches share a slot, up to these bytes and this number: what Python does for each slot, in the consumer and in
 # every thread, takes longer than to copy a batch of 256 pictures of 32 x 32 pixels.
-_SHARED_NBYTES = 8 << 20
+_SHARED_NBYTES = 16 << 20
 _MOST_PER_SLOT = 8
 
 
