@@ -263,17 +263,19 @@ def run_and_cast(stages: Stages, planes: Planes, some: Numbers, out: NDArray[Any
     `out` has the results of the whole batch, of dtype `cast.kernel_dtype`. For `planes` and errors see `run`.
     """
     is_row = len(some) == some[-1] - some[0] + 1
-    if out.dtype == np.uint8:
+    casts = out.dtype != np.uint8
+    last = stages[-1] if stages else None
+    # Such a pass writes each result to its place, and casts it.
+    resize = last if isinstance(last, Stage) and not last.steps and last.canvas is None else None
+    if not casts and (is_row or resize is None):
         made = run(stages, planes, some, out.shape[1:], out[some[0] : some[-1] + 1] if is_row else None)
         if not is_row:
             out[some] = made
         return
-    last = stages[-1] if stages else None
-    resize = last if isinstance(last, Stage) and not last.steps and last.canvas is None else None
     if before := stages[:-1] if resize else stages:
         planes = Planes.of_images(run(before, planes, some, (*before[-1].size, planes.channels)))
-    if resize:  # casts in the same pass
-        resize.resample(planes, some, out, cast, some)
+    if resize:
+        resize.resample(planes, some, out, cast if casts else None, some)
     else:
         cast_images(planes, out, cast, some)
 
