@@ -41,7 +41,8 @@ _MOST_THREADS = 4
 # Gather threads that make pixels, too: each of them takes a core.
 _MOST_MAKING_THREADS = 16
 # Small batches share a slot, up to these bytes and this number: what Python does for each slot, in the consumer and in
-# every thread, takes longer than to copy a batch of 256 pictures of 32 x 32 pixels.
+# every thread, takes longer than to copy a batch of 256 pictures of 32 x 32 pixels. Slots of 8 MB
+# had 0.8 to 0.9 of the rate at 64 x 64 (benchmarks/peers.py), and 32 MB gained no more.
 _SHARED_NBYTES = 16 << 20
 _MOST_PER_SLOT = 8
 
