@@ -14,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 
 from shardio.changes.draft import Draft
-from shardio.errors import ConvertError, SourceError
+from shardio.errors import ConvertError, SourceError, show
 from shardio.format.layout import MAX_CLASSES
 from shardio.format.parse import check_text, first_repeated
 from shardio.sets.given import as_key, hash_of, open_parquet, read_batches, show_key, some_keys
-from shardio.sets.selection import describe_unknown, find_labels
+from shardio.sets.selection import describe_unknown, find_labels, has_numbers_as_names
 from shardio.system.opening import open_untrusted
 
 Labels = str | os.PathLike[str] | Mapping[str | bytes, str | int] | Mapping[str, str | int] | Mapping[bytes, str | int]
@@ -29,6 +29,7 @@ labels. A sequence: exactly these classes, in this order."""
 # The label of a sample that has none yet: below all that files may give.
 _NONE = np.iinfo(np.int64).min
 
+_DIGITS = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?", re.ASCII)
 _KEY_COLUMNS = ("key", "path")
 _LABEL_COLUMNS = ("label", "class")
 
@@ -52,7 +53,8 @@ def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes:
     Raises SourceError if a key belongs to no sample, a label is no class, or a split would be labeled only in part;
     ConvertError if `classes` leaves out a class that has samples; ValueError if `classes` is invalid.
     """
-    known = _with_more_classes(draft, assignment.labels, classes)
+    assignment = _trimmed(draft, assignment, () if isinstance(classes, str) or classes is None else classes)
+    known = _with_more_classes(draft, assignment, classes)
     numbers: dict[str | int, int] = {}
     for key, label in assignment.labels.items():
         if label not in numbers:
@@ -100,7 +102,7 @@ def read_labels(labels: Labels) -> Assignment:
     found: dict[bytes, str | int] = {}
     with contextlib.closing(_parquet_rows(path) if is_parquet else _csv_rows(path)) as rows:
         for where, key, label in rows:
-            if found.setdefault(key, label) != label:
+            if _stripped(found.setdefault(key, label)) != _stripped(label):
                 both = f"{found[key]!r} and {label!r}"
                 raise SourceError(f"{path}, {where}: expected one label for {show_key(key)}, found {both}")
     if not found:
@@ -109,13 +111,13 @@ def read_labels(labels: Labels) -> Assignment:
 
 
 def _column(path: Path, names: Sequence[str], wanted: Sequence[str]) -> int:
-    for name in wanted:
-        if (times := list(names).count(name)) == 1:
-            return list(names).index(name)
-        if times:
-            raise SourceError(f"{path}: expected one column {name!r}, found {times} columns with this name")
+    there = [number for name in wanted for number, other in enumerate(names) if other == name]
+    # `extract` writes labels as numbers and as classes: somebody may have changed one of them only.
+    if len(there) == 1 or (there and wanted is _KEY_COLUMNS and list(names).count(names[there[0]]) == 1):
+        return there[0]
     found = ", ".join(map(str, names))[:200] or "no header"
-    raise SourceError(f"{path}: expected a column {' or '.join(map(repr, wanted))}, found {found}")
+    way_out = ": remove all but one" if there else ""
+    raise SourceError(f"{path}: expected one column {' or '.join(map(repr, wanted))}, found {found}{way_out}")
 
 
 def _csv_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]:
@@ -131,7 +133,7 @@ def _csv_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]
                 if len(row) != len(header):
                     expected = f"expected {len(header)} cells, as in the first line, found {len(row)} cells"
                     raise csv.Error(f'{expected}: put cells that have commas into quotes, as in "a, b"')
-                yield f"line {reader.line_num}", row[key].encode("utf-8", "surrogateescape"), row[label].strip()
+                yield f"line {reader.line_num}", row[key].encode("utf-8", "surrogateescape"), row[label]
         except csv.Error as error:
             raise SourceError(f"{path}, line {reader.line_num}: {error}") from None
 
@@ -162,16 +164,38 @@ def _values(path: Path, column: Any, kinds: str, expected: str) -> Any:
     return column
 
 
-def _with_more_classes(draft: Draft, labels: Mapping[bytes, str | int], classes: Classes | None) -> Draft:
-    """Returns a draft with new names after its classes: those in `classes`, or in `labels` if `classes` is "new"."""
+def _stripped(label: str | int) -> str | int:
+    return label.strip() if isinstance(label, str) else label
+
+
+def _trimmed(draft: Draft, given: Assignment, more: Sequence[str]) -> Assignment:
+    """Returns `given` without blanks around its texts, but for those that a class of the draft or of `more` has."""
+    names = {*draft.classes, *draft.class_names, *more}
+    found: dict[bytes, str | int] = {}
+    for key, label in given.labels.items():
+        found[key] = label if label in names else _stripped(label)
+        if found[key] == "":
+            raise SourceError(f"{given.where}: {show_key(key)}: expected a class, found an empty text")
+    return replace(given, labels=found)
+
+
+def _with_more_classes(draft: Draft, given: Assignment, classes: Classes | None) -> Draft:
+    """Returns a draft with new names after its classes: those in `classes`, or in `given` if `classes` is "new"."""
     more: list[str] = []
     if isinstance(classes, str):
         if classes not in ("used", "new"):
             raise ValueError(f"classes must be 'used', 'new' or a list of names; found {classes!r}")
         unlabeled = all(split.labels is None for split in draft.splits.values())
         if classes == "new" and (draft.classes or unlabeled):
-            distinct = sorted({label for label in labels.values() if isinstance(label, str)})
+            distinct = sorted({label for label in given.labels.values() if isinstance(label, str)})
             more = [label for label in distinct if not find_labels(draft, label)]
+            there = {*draft.classes, *draft.class_names}
+            doubtful = [label for label in distinct if _DIGITS.fullmatch(label) and label not in there]
+            if draft.classes and doubtful and not has_numbers_as_names(draft):
+                raise SourceError(
+                    f"{given.where}: {show(doubtful[0])} may be the number of a class, or the name of a new class: "
+                    "give names, or list all classes (`--classes FILE`, from Python a list)"
+                )
     elif classes is not None:
         check_text(classes, "classes")
         if (repeated := first_repeated(classes)) is not None:

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -84,7 +85,7 @@ def parse_max_bad(text: str) -> int | float:
 
 def parse_share(text: str) -> float:
     match = re.fullmatch(r"(\d*\.?\d+)(%?)", text)
-    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    share = float(Fraction(match[1]) / (100 if match[2] else 1)) if match else 0.0
     if not 0 < share <= 1:
         raise ValueError("a share such as 5% or 0.05, more than 0 and at most 100%")
     return share

@@ -27,6 +27,14 @@ def as_integer(name: str, value: SupportsIndex) -> int:
         raise TypeError(f"{name} must be an integer; found {value!r}") from None
 
 
+def as_array(name: str, values: Any) -> NDArray[Any]:
+    """Returns `values` as an array. Raises ValueError for a masked array, whose mask would be lost."""
+    if isinstance(values, np.ma.MaskedArray):
+        way_out = "filled(0)" if name == "weights" else "compressed()"
+        raise ValueError(f"{name} must be an array without a mask; found a masked array: use {name}.{way_out}")
+    return np.asarray(values)
+
+
 @dataclass(frozen=True)
 class BlockShuffle:
     """Shuffles blocks of `size` consecutive samples, then the samples within each window of `window` blocks.
@@ -286,7 +294,7 @@ def make_order(
     size = set_size if chosen is None else len(chosen)
     order: Order
     if weights is not None:
-        weights = np.asarray(weights)
+        weights = as_array("weights", weights)
         if weights.shape != (size,):
             what = "the split" if chosen is None else "indices"
             raise ValueError(f"expected {size} weights, one for each sample of {what}; found shape {weights.shape}")
@@ -299,7 +307,7 @@ def make_order(
 
 
 def _checked_indices(indices: ArrayLike, set_size: int) -> NDArray[np.int64]:
-    found = np.asarray(indices)
+    found = as_array("indices", indices)
     if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
         hint = "; for a mask, np.flatnonzero(mask)" if found.dtype.kind == "b" else ""
         raise ValueError(

@@ -20,6 +20,7 @@ from shardio.format.layout import HEADER_NBYTES, RowType, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
 from shardio.format.opening import KnownFiles, open_sound
+from shardio.order.orders import as_array
 from shardio.system.opening import FolderHandle, OpenFile
 
 
@@ -148,7 +149,7 @@ class SplitLayout:
     def check_indices(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns `indices` as int64. Raises ValueError unless they are one-dimensional integers, and IndexError if a
         sample does not exist."""
-        indices = np.asarray(indices)
+        indices = as_array("indices", indices)
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             raise ValueError(
                 f"indices must be one-dimensional integers; found {indices.dtype} of shape {indices.shape}"

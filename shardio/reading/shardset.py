@@ -365,9 +365,11 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     def source_sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Returns the height and width of each sample's source image, int64 (B, 2); None unless the split is squashed.
-        In a squashed split, images were resized to the set's shape without keeping their aspect ratios."""
+        In a squashed split, images were resized to the set's shape without keeping their aspect ratios. Raises the
+        errors of `gather`."""
         if not self.content.squashed:
             return None
+        indices = self.check_indices(indices)
         columns = [self.copy_column(name, indices) for name in ("source_height", "source_width")]
         return np.stack(columns, axis=1).astype(np.int64)
 

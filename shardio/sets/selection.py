@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import SourceError, did_you_mean
 from shardio.format.layout import has_label
+from shardio.order.orders import as_array, as_integer
 from shardio.order.permutation import Permutation
 from shardio.sets.given import ArrayFile, Keys, as_key, hash_of, read_keys
 
@@ -60,9 +63,12 @@ class Condition:
             hint = did_you_mean(self.name, names)
             raise ValueError(f"condition {self}: expected a name, one of {', '.join(names)}, found {self.name!r}{hint}")
         values = numbers[self.name]() if self.name in numbers else rows[self.name]
-        if values.dtype.kind == "f":
+        number = self.number
+        if values.dtype.kind in "fb":
             values = values.astype(np.float64)  # or NumPy would round the number to float16 or float32
-        found: NDArray[np.bool_] = _COMPARISONS[self.operator](values, self.number)
+        elif isinstance(number, float) and number.is_integer():
+            number = int(number)  # or NumPy would round large integers to float64
+        found: NDArray[np.bool_] = _COMPARISONS[self.operator](values, number)
         return found
 
 
@@ -73,7 +79,8 @@ def parse_condition(text: str) -> Condition:
         if match is None:
             raise ValueError
         name, operator, number = match.groups()
-        value = int(number) if re.fullmatch(r"[+-]?[0-9]{1,30}", number) else float(number)
+        whole = re.fullmatch(r"([+-]?[0-9]{1,30})(\.0*)?", number)
+        value = int(whole[1]) if whole else float(number)
     except ValueError:
         raise ValueError(
             f"a condition must be NAME, one of == != < <= > >=, and a number, such as 'year >= 2000'; found {text!r}"
@@ -92,17 +99,29 @@ class HasClasses(Protocol):
 
 def find_labels(of: HasClasses, name: str | int) -> list[int]:
     """Returns the labels of the class `name`; without such a class, those of the classes with this readable name;
-    without any, the label with this number. Returns [] if the set has none of these."""
+    without any, the label with this number. Returns [] if the set has none of these.
+
+    A text is no number if a class has a number as its name: 1 would be the name of one class and the label of another.
+    """
     if isinstance(name, str):
         if name in of.classes:
             return [of.classes.index(name)]
         if same := [label for label, other in enumerate(of.class_names) if other == name]:
             return same
-        if not _NUMBER.fullmatch(name):
+        if not _NUMBER.fullmatch(name) or has_numbers_as_names(of):
             return []
     number = int(name)
     is_label = 0 <= number < len(of.classes) if of.classes else -(1 << 63) <= number < 1 << 63
     return [number] if is_label else []
+
+
+def has_numbers_as_names(of: HasClasses) -> bool:
+    return _has_number(of.classes) or _has_number(of.class_names)
+
+
+@functools.lru_cache(maxsize=2)  # it is asked for each of many names
+def _has_number(names: tuple[str, ...]) -> bool:
+    return any(map(_NUMBER.fullmatch, names))
 
 
 def describe_unknown(of: HasClasses, name: str | int) -> str:
@@ -110,7 +129,9 @@ def describe_unknown(of: HasClasses, name: str | int) -> str:
     if not of.classes:
         return f"expected an integer label, as the set has no classes, found {name!r}"
     hint = did_you_mean(str(name), [*of.class_names, *of.classes])
-    return f"expected a class of the set, or its number from 0 to {len(of.classes) - 1}, found {name!r}{hint}"
+    named = isinstance(name, str) and has_numbers_as_names(of)
+    number = ", by name, as some names are numbers" if named else f", or its number from 0 to {len(of.classes) - 1}"
+    return f"expected a class of the set{number}, found {name!r}{hint}"
 
 
 def check_share(name: str, share: float, seed: int) -> None:
@@ -121,12 +142,19 @@ def check_share(name: str, share: float, seed: int) -> None:
         raise ValueError(f"seed must be from 0 to 2**64 - 1; found {seed}")
 
 
+def size_of_share(num_samples: int, share: float) -> int:
+    """Returns ceil(`share` * `num_samples`). A float counts as the fraction that it is meant to be: 0.07, or 5 / 6."""
+    written = Fraction(str(share + 0.0))
+    simple = written.limit_denominator(10**6)
+    return math.ceil((simple if abs(simple - written) <= written / 2**52 else written) * num_samples)
+
+
 def draw_share(num_samples: int, share: float, seed: int, number: int = 0) -> NDArray[np.int64]:
-    """Returns ceil(`share` * `num_samples`) random samples of 0 to `num_samples` - 1: int64, distinct, ascending.
+    """Returns `size_of_share` random samples of 0 to `num_samples` - 1: int64, distinct, ascending.
 
     Equal arguments give equal samples. For the same seed, each `number`, such as a shard's, gives an independent draw.
     """
-    return np.sort(Permutation(num_samples, seed, number)(np.arange(math.ceil(share * num_samples))))
+    return np.sort(Permutation(num_samples, seed, number)(np.arange(size_of_share(num_samples, share))))
 
 
 class Selection:
@@ -154,7 +182,8 @@ class Selection:
         indices: Indices | None = None,
     ) -> None:
         check_share("random", 1 if random is None else random, seed)
-        self.classes = (classes,) if isinstance(classes, (str, int)) else tuple(classes)
+        names: Any = classes if isinstance(classes, Iterable) and not isinstance(classes, (str, bytes)) else (classes,)
+        self.classes = tuple(one if isinstance(one, str) else as_integer("a class's number", one) for one in names)
         self.globs = tuple(map(as_key, (keys,) if isinstance(keys, (str, bytes)) else keys))
         self.where = tuple(map(parse_condition, (where,) if isinstance(where, str) else where))
         self.listed = None if listed is None else frozenset(read_keys(listed))
@@ -165,7 +194,7 @@ class Selection:
         if indices is not None:
             if not self.is_all:
                 raise ValueError("`indices` cannot be combined with other conditions: leave the others out")
-            self.indices = np.asarray(indices) if self._file is None else ArrayFile(Path(self._file))[:]
+            self.indices = as_array("indices", indices) if self._file is None else ArrayFile(Path(self._file))[:]
 
     @property
     def is_all(self) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import secrets
 from collections.abc import Callable
@@ -41,7 +40,7 @@ from shardio.format.manifest_file import check_digest, load_manifest
 from shardio.format.opening import open_checked
 from shardio.sets.index import find_outside, read_rows
 from shardio.sets.names import local_folder
-from shardio.sets.selection import check_share, draw_share
+from shardio.sets.selection import check_share, draw_share, size_of_share
 from shardio.sets.storage import FolderStorage
 from shardio.system.opening import open_regular
 from shardio.system.pour import pour
@@ -186,7 +185,7 @@ class _Verifier:
                     continue
                 of_shard = None if sums is None else sums.of(first, shard.num_samples)
                 num_rows = shard.num_samples if of_shard is None else len(np.unique(of_shard.rows))
-                total += math.ceil(self.subset.share * num_rows) * values.row.nbytes - shard.nbytes
+                total += size_of_share(num_rows, self.subset.share) * values.row.nbytes - shard.nbytes
                 checks.append(partial(self.check_samples, values, shard, of_shard, self.subset, next(numbers)))
         return checks, total
 

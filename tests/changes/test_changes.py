@@ -569,13 +569,45 @@ def test_names_for_people_are_taken_if_they_are_of_one_class(tmp_path: Path, new
         change(tmp_path / "out", tmp_path / "x", labels={"0": "crane"})
 
 
+def test_a_text_is_never_the_number_of_a_class_where_names_are_numbers(tmp_path: Path, new: Path) -> None:
+    names = ["1", "10", "2", "cat", "cat "]
+    with ShardWriter(tmp_path / "out", SHAPE, classes=names) as writer:
+        for i in range(5):
+            writer.append(sample_pixels(i, SHAPE), i, key=f"{i}")
+    labels = {"0": "10", "1": " 2", "2": "1", "3": "cat ", "4": "cat\t"}
+    change(tmp_path / "out", new, labels=labels)
+    assert open_shards(new).labels.tolist() == [1, 2, 0, 4, 3]
+    change(tmp_path / "out", tmp_path / "more", labels={"0": "3", "1": "cow "}, classes="new")
+    assert open_shards(tmp_path / "more").classes == (*names, "3", "cow")
+    for label in ("0", "3"):
+        with pytest.raises(SourceError, match=f"labels: '0'.* by name, .*found '{label}'"):
+            change(tmp_path / "out", tmp_path / "x", labels={"0": label})
+        with pytest.raises(ValueError, match=f"by name, .*found '{label}'"):
+            change(tmp_path / "out", tmp_path / "x", keep=Selection(classes=label))
+    (tmp_path / "l.csv").write_text("key,path,label\n3,0,cat \n3,0,cat \n1,0,cat\n1,0,cat\t\n")
+    change(tmp_path / "out", tmp_path / "keys", labels=tmp_path / "l.csv")
+    assert open_shards(tmp_path / "keys").labels.tolist() == [0, 3, 2, 4, 4]
+    change(tmp_path / "out", tmp_path / "third", keep=Selection(classes=3))
+    assert open_shards(tmp_path / "third").labels.tolist() == [3]
+
+
+@pytest.mark.parametrize("label", ["0", "7", "1.0"])
+def test_a_new_class_with_the_name_of_a_number_has_to_be_listed(label: str, out: Path, new: Path) -> None:
+    with pytest.raises(SourceError, match=f"labels: '{label}' may be the number of a class"):
+        change(out, new, labels={key(3): label}, classes="new")
+    change(out, new, labels={key(3): label}, classes=[*(f"c{i}" for i in range(7)), label])
+    assert open_shards(new).labels[3] == 7
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         (b"", "column 'key'.*, found no header"),
+        (b"key,label,class\nc0/0.png,0,c0\n", "one column 'label' or 'class', found key, label, class: remove"),
+        (b"key,label\nc0/0.png, \n", "'c0/0.png': expected a class, found an empty"),
         (b"key,label\n", "at least one row"),
         (b"key,klass\na,b\n", "column 'label'.*, found key, klass"),
-        (b"key,key,label\na,b,c\n", "expected one column 'key', found 2"),
+        (b"key,key,label\na,b,c\n", "expected one column 'key' or 'path', found key, key"),
         (b"key,label\na\n", "line 2: expected 2 cells.* found 1 cells"),
         (b"key,label\nc0/0.png,c1\nc0/0.png,c2\n", "line 3: expected one label for 'c0/0.png', found 'c1' and 'c2'"),
         (b"key,label\nno,c1\n", "1 of 1 keys belong to no sample: 'no'"),

@@ -389,6 +389,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     *(({"weights": weights}, "expected 10 weights") for weights in (3.0, [], [1] * 9, [1] * 11, np.ones((10, 1)))),
     ({"weights": [1] * 10, "indices": [3, 4]}, "expected 2 weights"),
+    ({"weights": np.ma.masked_equal(np.arange(10), 3)}, r"weights.* mask.*filled\(0\)"),
+    ({"indices": np.ma.masked_equal(np.arange(10), 3)}, r"indices.* mask.*compressed\(\)"),
     *(
         ({"indices": mask}, r"np\.flatnonzero")
         for mask in (np.ones(10, bool), [True, False] * 5, np.ones((2, 5), bool))

@@ -23,6 +23,7 @@ from deadlines import must_not_block
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
+from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import IndexEntry, ShardEntry, SplitEntry
 from shardio.format.layout import HEADER_NBYTES, SampleShape, index_dtype, pixels_row
@@ -202,6 +203,7 @@ NO_INDICES = np.zeros(0, np.int64)
             (np.array([1, 2]), bad, ValueError, f"uint8 of shape (2, 6, 5, 3); found {bad.dtype} of shape {bad.shape}")
             for bad in (marked(3, 6, 5, 3), marked(2, 90), marked(2, 6, 5, 3, dtype=np.int8), marked(4, 6, 5, 3)[::2])
         ),
+        (np.ma.array([1, 2]), OUT, ValueError, "indices must be an array without a mask"),
         (np.array([1, 2]), READ_ONLY, ValueError, "read-only"),
         (NO_INDICES, OUT[:1], ValueError, "of shape (0, 6, 5, 3); found uint8 of shape (1, 6, 5, 3)"),
     ],
@@ -218,6 +220,25 @@ def test_what_cannot_be_gathered_is_refused_before_anything_is_copied(
     if not words.endswith(str(out.shape)) and "read-only" not in words:
         with pytest.raises(error, match=re.escape(words)):
             shards.labels_of(indices)
+
+
+@pytest.mark.parametrize(
+    ("indices", "error"),
+    [
+        *((np.array(bad), ValueError) for bad in ([True, False, True], [1.5], [[1]])),
+        *((np.array(bad), IndexError) for bad in ([-1], [3], [2**63 + 2])),
+        (np.ma.masked_equal([1, 2], 1), ValueError),
+    ],
+    ids=str,
+)
+def test_source_sizes_are_of_samples_that_exist(indices: Any, error: type[Exception], tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "set", (2, 2, 3), squashed=True) as writer:
+        for i in range(3):
+            writer.append(np.zeros((2, 2, 3), np.uint8), i, source_size=(20 + i, 30 + i))
+    shards = open_shards(tmp_path / "set")
+    assert np.array_equal(shards.source_sizes(np.array([2, 0], np.uint8)), [[22, 32], [20, 30]])  # type: ignore[arg-type]
+    with pytest.raises(error, match="indices"):
+        shards.source_sizes(indices)
 
 
 def test_no_descriptor_stays_open_and_mappings_go_with_the_last_array_that_uses_them(
