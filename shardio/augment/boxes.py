@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from itertools import count as counting
 
 import numpy as np
 import torch
@@ -103,36 +102,65 @@ class LoaderBatch:
     """The batch that a loader passes to its transform, if the transform is a plain function.
 
     If the function calls transforms of shardio, the transforms use the `draws` of this batch. Each call is another
-    view, so two calls of one transform draw different numbers.
+    view of its images, so two calls of one transform draw different numbers.
     """
 
     images: torch.Tensor
     draws: Draws
-    sizes: Callable[[], Numbers | None] | None = None
+    sizes: Callable[[], Numbers | None]
     """A function that returns the images' sizes before they were squashed, (B, 2), or None."""
-    views: Iterator[int] = field(default_factory=counting)
-    """Yields the view of each further call of a transform: 0, 1, 2, ..."""
+    made: list[tuple[torch.Tensor, Numbers, Numbers]] = field(default_factory=list)
+    """The results of the transforms that were called: images, their places in the batch, and their sizes before any
+    squashing."""
+    places: Numbers | None = None
+    """The places in the batch of the images with which a transform was called last; None if they are unknown."""
+
+    def __post_init__(self) -> None:
+        self._views = np.zeros(len(self.images), np.int64)  # calls so far, by place
+
+    def find(self, images: torch.Tensor) -> tuple[Numbers | None, Numbers | None]:
+        """Returns the places of `images` in the batch, and their sizes before squashing; None for unknown ones.
+
+        Slices of the batch and of `made` are found by their memory. As many other images are the batch's samples.
+        """
+        count, sizes, own = len(images), self.sizes(), None
+        if sizes is None:  # not squashed
+            own, sizes = (np.full((len(some), 2), some.shape[2:]) for some in (images, self.images))
+        known = [(self.images, np.arange(len(self.images)), sizes), *self.made]
+        for whole, places, shown in known:
+            first = images.storage_offset() - whole.storage_offset()
+            rows = (first + np.arange(count) * images.stride(0)) // max(whole.stride(0), 1)
+            is_part = images.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+            if is_part and ((rows >= 0) & (rows < len(whole))).all():
+                is_whole = (images.shape[2:], images.stride()[2:]) == (whole.shape[2:], whole.stride()[2:])
+                return places[rows], (shown[rows] if count else shown[:1]) if is_whole else own
+        if count != len(self.images):
+            return None, own
+        # A copy, of the batch or of a result: all that it may be of must have the same sizes.
+        alike = [shown for whole, _, shown in known if whole.shape == images.shape]
+        is_clear = bool(alike) and all(np.array_equal(alike[0], other) for other in alike)
+        return np.arange(count), alike[0] if is_clear else own
+
+    def next_view(self, places: Numbers) -> int:
+        """Returns the view of one more call with the images at these places, 0 for the first."""
+        views = self._views[places]
+        if (views != views[:1]).any():
+            raise ValueError("expected parts of a loader's batch that do not overlap, found some that do: pass view=")
+        self._views[places] += 1
+        return int(views.max(initial=0))
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """Returns a context manager. Inside, `loader_batch()` returns this batch in the same thread."""
-        token = _CURRENT.set(self)
+        """Returns a context manager. Inside, `CURRENT.get()` returns this batch in the same thread."""
+        token = CURRENT.set(self)
         try:
             yield
         finally:
-            _CURRENT.reset(token)
+            CURRENT.reset(token)
 
 
-_CURRENT: ContextVar[LoaderBatch | None] = ContextVar("shardio_loaded", default=None)
-
-
-def loader_batch(count: int) -> LoaderBatch | None:
-    """Returns the batch that a loader is passing to a plain function in this thread.
-
-    Returns None if no loader is calling a function, or if the batch has fewer than `count` samples.
-    """
-    found = _CURRENT.get()
-    return found if found is not None and count <= len(found.draws.counters) else None
+CURRENT: ContextVar[LoaderBatch | None] = ContextVar("shardio_loaded", default=None)
+"""The batch that a loader is passing to a plain function in this thread; None if no loader is."""
 
 
 class Boxes(Rectangles[np.float64]):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shardio.augment.arguments import LATER, Configuration, is_of_shardio
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
-from shardio.augment.boxes import Draws, LoaderBatch, loader_batch
+from shardio.augment.boxes import CURRENT, Draws, LoaderBatch, Numbers
 from shardio.augment.masks import MaskFill, Masks, check_mask_fill
 from shardio.system.eager import eager
 
@@ -95,9 +95,16 @@ class Transform(Configuration, ABC):
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise ValueError(f"images must be uint8 (B, C, H, W); found {images.dtype} {tuple(images.shape)}")
         count = len(images)
-        given = loader_batch(count) if indices is None else None
-        if sizes is None and given is not None and given.images is images and given.sizes is not None:
-            sizes = given.sizes()
+        given, known = CURRENT.get(), None
+        if given is not None:
+            known, own = given.find(images)
+            lacks_indices, sizes = indices is None and known is None, own if sizes is None else sizes
+            if lacks_indices or sizes is None:
+                raise ValueError(
+                    f"in a loader's function, images must be its batch {tuple(given.images.shape)}, slices of it, or "
+                    f"results of transforms; found others, {tuple(images.shape)}: pass their "
+                    f"{'indices' if lacks_indices else 'sizes'}="
+                )
         found = sizes_of(images) if sizes is None else np.asarray(_on_the_host(sizes), np.int64)
         if found.shape not in {(count, 2), (max(count, 1), 2)} or (found.size and found.min() < 1):
             least = f", minimum {found.min()}" if found.size else ""
@@ -111,7 +118,9 @@ class Transform(Configuration, ABC):
                 f"labels must be int64 (B,), or float32 (B,) or (B, K), for {count} images; found {labels.dtype} "
                 f"{tuple(labels.shape)}"
             )
-        draws = _draws(count, given, indices, seed, epoch, view)
+        draws = _draws(count, given, known, indices, seed, epoch, view)
+        if given is not None:
+            given.places = known
         changed, labels, arrays = self.changed(images, labels, masks, draws, found, mask_fill)
         if arrays is None:
             return changed if labels is None else (changed, labels)
@@ -139,7 +148,10 @@ class Transform(Configuration, ABC):
             made = self.changed(*blank, draws, sizes if len(sizes) else None, mask_fill)  # type: ignore[call-arg]
             return _for_each(lambda some: some[:0], made)  # type: ignore[no-any-return]
         batches = self.branches(Batch(images, draws, sizes, labels, moving), type(self).__name__)
-        return results_of([batch.finished() for batch in batches], self.has_views)
+        done = [batch.finished() for batch in batches]
+        if (given := CURRENT.get()) is not None and given.places is not None:
+            given.made += [(each.images, given.places, each.sizes) for each in done]
+        return results_of(done, self.has_views)
 
     @property
     def mixed_classes(self) -> frozenset[int | None]:
@@ -280,6 +292,7 @@ class Container(Transform):
 def _draws(
     count: int,
     given: LoaderBatch | None,
+    known: Numbers | None,
     indices: ArrayLike | None,
     seed: int | None,
     epoch: int | None,
@@ -287,16 +300,16 @@ def _draws(
 ) -> Draws:
     """Returns the random numbers of one call of a transform.
 
-    Inside of a loader, `given` is its batch, which has the seed, epoch or view that is not passed. Outside of a loader,
-    `given` is None, and they are 0; but without `indices`, torch draws a seed that is not passed.
+    Inside of a loader, `given` is its batch, which has the seed, epoch or view that is not passed, and `known` are the
+    places of the images in it. Outside, both are None, and seed, epoch and view are 0; but without `indices`,
+    torch draws a seed that is not passed.
     """
-    if given is not None:
-        draws = given.draws
+    if given is not None and known is not None and indices is None:
         return replace(
-            draws[:count],
-            seed=draws.seed if seed is None else seed,
-            epoch=draws.epoch if epoch is None else epoch,
-            view=next(given.views) if view is None else view,
+            given.draws[known],
+            seed=given.draws.seed if seed is None else seed,
+            epoch=given.draws.epoch if epoch is None else epoch,
+            view=given.next_view(known) if view is None else view,
         )
     if indices is None:
         if epoch is not None:

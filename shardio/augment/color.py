@@ -174,5 +174,6 @@ class GaussianBlur(Transform):
                 f"kernel_size must be less than twice the image's (width, height), {batch.size[::-1]}; found "
                 f"{self.kernel_size!r}"
             )
-        sigmas = between(as_pair(self.sigma), batch.draws.uniform(purpose, 1)[0])
+        # Below 0.001, nothing changes, and the kernel would divide by 0.
+        sigmas = np.maximum(between(as_pair(self.sigma), batch.draws.uniform(purpose, 1)[0]), 1e-3)
         return batch.stepped(Op.BLUR, width, height, sigmas, sigmas)

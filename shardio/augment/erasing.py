@@ -94,7 +94,8 @@ class RandomErasing(Transform):
                 batch = batch.stepped(Op.ERASE, *boxes, *unused, *color, where=(number < counts) & (boxes[2] > 0))
             return batch
         done = batch.finished()
-        images = done.images.clone() if done is batch else done.images
+        # A cast that changes nothing returns the same tensor, which the caller or another view may have, too.
+        images = done.images.clone() if done.images is batch.images else done.images
         for number, part in enumerate(parts):
             boxes = self._boxes(batch.draws, part, images.shape[2:], np.maximum(counts, 1))
             boxes[:, number >= counts] = 0

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shardio.augment.batch import Batch
+from shardio.augment.boxes import CURRENT
 from shardio.augment.chain import Transform
 from shardio.augment.masks import Masks
 
@@ -56,7 +57,8 @@ class PerSample(Transform):
         images, masks = batch.images, batch.masks
         call = self._call_for(masks)
         generators = [*_shared_generators(images.device), *_generators_of(self.transform)]
-        made: list[_Sample] = []
+        stacks: dict[str | None, Tensor] = {}
+        indices = batch.draws.counters.tolist()
         with _restored(generators):
             for number, key in enumerate(batch.draws.keys(purpose).tolist()):
                 seed = key % (1 << 63)
@@ -64,22 +66,19 @@ class PerSample(Transform):
                     _seed(generator, seed)
                 if hasattr(self.transform, "set_random_seed"):  # Albumentations has generators of its own
                     self.transform.set_random_seed(seed % (1 << 32))
-                own = {} if masks is None else {name: mask[number] for name, mask in masks.by_name.items()}
-                image, own = call(self.transform, images[number], own)
+                # Copies, as the function may work in place.
+                own = {} if masks is None else {name: mask[number].clone() for name, mask in masks.by_name.items()}
+                image, own = call(self.transform, images[number].clone(), own)
                 if not isinstance(image, Tensor) or image.ndim != 3:
                     kind = f"shape {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
                     raise TypeError(
                         f"PerSample: {name_of(self.transform)} must return a tensor (C, H, W); found {kind}"
                     )
-                made.append((image, own))
-        indices = batch.draws.counters.tolist()
-        pictures = _stacked("images", [image for image, _ in made], indices)
-        if masks is not None:
-            moved = {
-                name: _stacked(f"masks[{name!r}]", [own[name] for _, own in made], indices) for name in masks.by_name
-            }
-            masks = Masks.of(pictures, moved, masks.fills)
-        return batch.holding(pictures, masks)
+                _stack(stacks, None, image, number, indices)
+                for name in () if masks is None else masks.by_name:
+                    _stack(stacks, name, own[name], number, indices)
+        pictures = stacks.pop(None)
+        return batch.holding(pictures, None if masks is None else Masks.of(pictures, stacks, masks.fills))
 
     def _call_for(self, masks: Masks | None) -> Callable[[Callable[..., Any], Tensor, dict[str, Tensor]], _Sample]:
         if _has(self.transform, "albumentations"):
@@ -94,15 +93,19 @@ class PerSample(Transform):
         )
 
 
-def _stacked(what: str, parts: list[Tensor], indices: list[int]) -> Tensor:
-    for part, index in zip(parts, indices, strict=True):
-        if (part.shape, part.dtype) != (parts[0].shape, parts[0].dtype):
-            first, found = (f"{some.dtype} {tuple(some.shape)}" for some in (parts[0], part))
-            raise ValueError(
-                f"PerSample: the transform must return {what} of one shape and dtype; found {first} for sample "
-                f"{indices[0]} and {found} for sample {index}: crop or resize to one size"
-            )
-    return torch.stack(parts)
+def _stack(stacks: dict[str | None, Tensor], name: str | None, part: Tensor, number: int, indices: list[int]) -> None:
+    """Copies `part`, the image (None) or mask `name` of sample `number`, at once: a function may reuse its memory."""
+    if name not in stacks:
+        stacks[name] = part.new_empty((len(indices), *part.shape))
+    whole = stacks[name]
+    if (part.shape, part.dtype) != (whole.shape[1:], whole.dtype):
+        first, found = (f"{some.dtype} {tuple(some.shape)}" for some in (whole[0], part))
+        what = "images" if name is None else f"masks[{name!r}]"
+        raise ValueError(
+            f"PerSample: the transform must return {what} of one shape and dtype; found {first} for sample "
+            f"{indices[0]} and {found} for sample {indices[number]}: crop or resize to one size"
+        )
+    whole[number].copy_(part)
 
 
 def _alone(transform: Callable[..., Any], image: Tensor, masks: dict[str, Tensor]) -> _Sample:
@@ -197,6 +200,8 @@ def _seed(generator: Generator, number: int) -> None:
 def _restored(generators: list[Generator]) -> Iterator[None]:
     """Returns a context manager that restores the generators' state at its end. Only one thread may be inside."""
     with _seeding, ExitStack() as stack:
+        # Transforms that the function calls draw from these generators, too.
+        stack.callback(CURRENT.reset, CURRENT.set(None))
         for generator in generators:
             if isinstance(generator, torch.Generator):
                 stack.callback(generator.set_state, generator.get_state())

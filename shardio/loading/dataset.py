@@ -25,13 +25,14 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
     The image is a copy, a uint8 tensor (C, H, W), or with `as_pil` a PIL image, as in torchvision's ImageFolder.
     The label is an int, a float or a float32 tensor (K,). `transform` is called with the image, `target_transform` with
     the label. With `arrays`, names of arrays of the split, samples end in a dict of tensors by name, which are copies.
-    Raises ValueError if `arrays` has masks and there is a `transform`, which would change only the image.
+    Raises ValueError if `arrays` has masks and a `transform` is given or set, which would change only the image.
 
     Works in forked and in spawned DataLoader workers: a pickle holds the path, and each process maps the set again.
     """
 
     _indices: NDArray[np.int64] | None = None
     """The samples of a LoaderDataset; None for all samples of the split."""
+    _masks: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -45,20 +46,24 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
     ) -> None:
         self.path = os.fspath(path)
         self.split = split
-        self.transform = transform
         self.target_transform = target_transform
         self.as_pil = as_pil
         self.shards: AnySet = open_shards(path, split)
         parts = find_parts(self.shards, as_names(arrays))
         self.arrays = parts.array_names
-        if transform is not None and parts.masks:
-            raise ValueError(
-                f"transform gets only the image, so {', '.join(parts.masks)} would not change with it: leave out "
-                "transform=, and change whole samples in a dataset that wraps this dataset"
-            )
+        self._masks = parts.masks
+        self.transform = transform
         channels = parts.image_shape[2] if parts.image_shape else 1
         if as_pil and not 1 <= channels <= 4:  # which Pillow has a mode for
             raise ValueError(f"as_pil=True needs 1 to 4 channels; found samples of {channels} channels: leave it out")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "transform" and value is not None and self._masks:
+            raise ValueError(
+                f"transform gets only the image, so {', '.join(self._masks)} would not change with it: leave out "
+                "transform=, and change whole samples in a dataset that wraps this dataset"
+            )
+        super().__setattr__(name, value)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -93,11 +98,12 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
             pixels = np.empty((len(wanted), *self.shards.sample_shape), np.uint8)
             self.shards.gather(wanted, pixels)
             images = _as_pil(pixels) if self.as_pil else torch.from_numpy(pixels).permute(0, 3, 1, 2).unbind()
-            parts.append(images if self.transform is None else map(self.transform, images))
+            # Generators, and not map(): a StopIteration of the function must not end the batch.
+            parts.append(images if self.transform is None else (self.transform(image) for image in images))
         if self.shards.label_row is not None:
             found = self.shards.labels_of(wanted)
             labels = found.tolist() if found.ndim == 1 else torch.from_numpy(found).unbind()
-            parts.append(labels if self.target_transform is None else map(self.target_transform, labels))
+            parts.append(labels if self.target_transform is None else (self.target_transform(one) for one in labels))
         if self.arrays:
             columns = [torch.from_numpy(self.shards.values_of(name, wanted)).unbind() for name in self.arrays]
             parts.append(dict(zip(self.arrays, values, strict=True)) for values in zip(*columns, strict=True))

@@ -272,10 +272,12 @@ class LoaderIterator(Finalized, Iterator[tuple[Any, ...]]):
             raise RuntimeError("this ShardLoader was closed: make another loader to read more batches")
         try:
             return self._next_of(flow)
-        except BaseException:
+        except BaseException as error:
             self._remaining = 0  # as with a generator: after an error the iteration is over,
             self._position.leave(self._token)  # and its end is not that of the epoch
             flow.abandon()
+            if isinstance(error, StopIteration):  # which would end the caller's loop as if the epoch were over
+                raise RuntimeError("the transform raised StopIteration") from error
             raise
 
     def _next_of(self, flow: Flow) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, NoReturn
 
@@ -76,7 +77,8 @@ class ShardLoader:
         experiments.
     check: "sample" compares the crc32 of everything that is read, where a disk or its cables are in doubt.
     arrays: names of arrays of the split to add to each batch. By default none, or all arrays if the set has no pixels.
-        `loader.shards.index[indices]` has what the index records of samples, such as the sizes of the source images.
+        What the index records, such as the sizes of the source images, needs no array: `loader.shards.index[indices]`;
+        for a mixture, `loader.shards.column_of("source_width", indices)`.
     images: None to read no pixels, for training on arrays alone. By default (True) the pixels, if there are any.
     report_every: seconds between lines on stderr that say whether training waits for data, and for what.
 
@@ -166,11 +168,20 @@ class ShardLoader:
             self.shards = source.open(sampler.batches(0))
             self._position = Position(sampler, self.shards)
             self._agreement = Agreement(world, split)
+            if options.tail == "short":  # no batch has more samples
+                most = -(-order.num_samples // world.world_size)
+                options = replace(options, batch_size=min(options.batch_size, most))
             # Last: from here on the pipeline owns the source, and nothing can fail any more.
             self._pipeline = Pipeline(source, self.shards, options, self._position.indices)
         except BaseException:  # an error that is kept keeps this frame, and with it the source
             source.close()
             raise
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # A subclass may have such attributes of its own.
+        if type(self) is ShardLoader and name in ShardLoader.__init__.__annotations__ and name != "transform":
+            raise AttributeError(f"{name} of a ShardLoader cannot be set: make another loader with {name}=")
+        super().__setattr__(name, value)
 
     @property
     def transform(self) -> Function | None:

@@ -74,16 +74,16 @@ class Options:
         check_choice("io", self.io, Io)
         check_choice("check", self.check, Check)
         for name in ("batch_size", "seed", "epoch_batches", "repeats", "num_threads", "prefetch"):
-            if (value := getattr(self, name)) is not None:
+            if (value := getattr(self, name)) is not None or name not in ("epoch_batches", "num_threads"):
                 object.__setattr__(self, name, as_integer(name, value))
         if (length := self.epoch_batches) is not None and (length < 1 or self.tail != "drop"):
             raise ValueError(
                 f"epoch_batches must be at least 1, and needs no tail= (leave it out), as no batch is short; found "
                 f"epoch_batches={length}, tail={self.tail!r}"
             )
-        if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
+        if (self.num_threads is not None and self.num_threads < 1) or not 0 <= self.prefetch < 1 << 31:
             found = f"num_threads={self.num_threads}, prefetch={self.prefetch}"
-            raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {found}")
+            raise ValueError(f"num_threads must be at least 1 and prefetch from 0 to 2**31 - 1; found {found}")
         if self.images is not True and self.images is not None:
             raise ValueError(f"images must be True, or None to read no pixels; found {self.images!r}")
         check_function(self.transform)

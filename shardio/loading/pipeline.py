@@ -71,6 +71,10 @@ class Pipeline(Finalized):
         self.consumer: dict[str, int] = {}
         """{"thread": identifier of the thread that is requesting a batch}; {} if no thread is."""
         self.parts = parts = find_parts(shards, options.arrays, options.images)
+        if parts.image_shape is None and parts.label_row is None and not parts.rows and not options.return_indices:
+            raise ValueError(
+                f"{shards.path}, {shards.split}: batches would have no parts: leave out images=None, or name arrays="
+            )
         self._copier = copier = make_copier(options.device)
         self._make_step = partial(TransformStep, options=options, parts=parts, shards=shards, indices=indices)
         self.transform = self._make_step(options.transform)
@@ -79,6 +83,12 @@ class Pipeline(Finalized):
         under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
         made_nbytes = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in results)
         batch_nbytes = made_nbytes + options.batch_size * sum(row.nbytes for row in parts.rows.values())
+        needed, left = batch_nbytes + 24 * options.batch_size, memory_left()  # with labels, indices and positions
+        if left is not None and needed > left:
+            raise ValueError(
+                f"batch_size={options.batch_size}: a batch takes {needed:,} bytes, but {left:,} bytes of memory are "
+                "left: use a smaller batch_size"
+            )
         local_ranks = min_local_ranks(options.world)
         per_slot = min(_MOST_PER_SLOT, _SHARED_NBYTES // max(batch_nbytes, 1))
         self._most_per_slot = max(1, per_slot) if copier is None and options.prefetch else 1
@@ -89,7 +99,7 @@ class Pipeline(Finalized):
         shape = (0, 0, 0) if self.transform.makes_pixels else parts.stored_shape
         slot_size = self._most_per_slot * options.batch_size
         self._ring = Ring(under_way, lambda: make(slot_size, shape, parts.rows))
-        self.read_ahead = read_ahead_batches(batch_nbytes, memory_left())
+        self.read_ahead = read_ahead_batches(batch_nbytes, left)
         """The number of batches to announce to the reader in addition to the batches under way."""
         cores, most = usable_cores(), _MOST_THREADS
         if self.transform.makes_pixels:

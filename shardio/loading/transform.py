@@ -93,10 +93,10 @@ class TransformStep:
         count = self._options.batch_size
         if self.makes_pixels:
             with contextlib.suppress(ValueError, IndexError):  # which each batch will raise, by then of its own samples
-                some = np.zeros(count, np.int64)
-                program = self.program(some, Draws(0, 0, some, looks=Looks(some, some)))
+                one = np.zeros(1, np.int64)
+                program = self.program(one, Draws(0, 0, one, looks=Looks(one, one)))
                 assert program is not None
-                return program.results
+                return [((count, *shape[1:]), dtype) for shape, dtype in program.results]
         return [((count, *self._parts.stored_shape), np.uint8)]
 
     def on_host(self, slot: Slot, size: int, program: Program | None) -> tuple[torch.dtype, ...]:

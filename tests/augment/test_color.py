@@ -95,6 +95,12 @@ def test_defaults_are_torchvisions() -> None:
     assert GaussianBlur(3).sigma == (0.1, 2.0)
 
 
+def test_a_blur_that_is_too_narrow_changes_nothing() -> None:
+    images = torch.randint(0, 256, (2, 3, 12, 15), dtype=torch.uint8)
+    for sigma in (1e-300, 1e-20, 1e-3):
+        assert torch.equal(changed(GaussianBlur(5, sigma), images), images)
+
+
 def test_the_standard_deviation_of_a_blur_is_uniform() -> None:
     (step,) = noted(GaussianBlur((15, 3)), MANY, (1, 4, 8)).steps  # the widest that fits
     assert (step.codes == Op.BLUR).all()

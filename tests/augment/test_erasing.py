@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from plain_arithmetic import plain_random_bits
 from transforms import changed
 
-from shardio.augment import Compose, Normalize, RandomErasing, ToDtype
+from shardio.augment import Compose, Mixup, Normalize, RandomApply, RandomErasing, ToDtype, Views
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
 from shardio.augment.erasing import noise
@@ -110,6 +110,19 @@ def test_a_rectangle_of_one_color_is_erased_and_nothing_else(dtype: torch.dtype,
         rows, columns = one.any(dim=1), one.any(dim=0)
         assert one.any()
         assert torch.equal(one, rows[:, None] & columns[None])
+
+
+@pytest.mark.parametrize("cast", [[], [ToDtype(torch.float32)]])
+def test_images_of_other_choices_and_views_stay_whole_after_a_cast_that_changes_nothing(cast: list[Transform]) -> None:
+    erase, first = RandomErasing(1.0, value=0.5), [Normalize(0.1, 0.3), Mixup(num_classes=3)]
+    images, labels = torch.full((64, 3, 24, 32), 200, dtype=torch.uint8), torch.arange(64) % 3
+
+    def is_erased(last: Transform) -> list[list[bool]]:
+        found, _ = Compose([*first, last])(images, labels, seed=1)
+        return [(one == 0.5).flatten(1).any(1).tolist() for one in (found if isinstance(found, tuple) else (found,))]
+
+    assert 9 < sum(is_erased(RandomApply([*cast, erase], 0.3))[0]) < 30
+    assert is_erased(Views([Compose([*cast, erase]), Compose(cast)])) == [[True] * 64, [False] * 64]
 
 
 def everything(value: str, count: int, channels: int = 3, size: int = 30, **options: Any) -> torch.Tensor:

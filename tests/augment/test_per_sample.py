@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transforms import by_torch
 
-from shardio.augment import Compose, HorizontalFlip, Normalize, PerSample, RandomCrop, ToDtype, Views
+from shardio.augment import Compose, HorizontalFlip, Normalize, PerSample, RandomApply, RandomCrop, ToDtype, Views
 from shardio.augment.per_sample import check_foreign
 
 COUNT, HEIGHT, WIDTH = 24, 12, 10
@@ -124,6 +124,46 @@ def test_it_goes_between_transforms_of_shardio() -> None:
     assert chain(IMAGES, seed=1).shape == (COUNT, 3, 8, 8)  # type: ignore[union-attr]
     one, other = Views([PerSample(Flip()), PerSample(Flip())])(IMAGES, seed=1)
     assert flipped(one) != flipped(other)
+
+
+def blacken(image: Tensor) -> Tensor:
+    return image.zero_()
+
+
+class Painter:
+    """As an Albumentations Compose that works in place."""
+
+    __module__ = "albumentations.core.composition"
+
+    def __call__(self, **given: Any) -> dict[str, Any]:
+        for array in [given["image"], *given.get("masks", ())]:
+            array[:] = 0
+        return given
+
+
+def test_a_function_may_work_in_place() -> None:
+    images, masks = IMAGES.clone(), {name: mask.clone() for name, mask in MASKS.items()}
+    black = [not image.any() for image in RandomApply([PerSample(blacken)], 0.5)(images, seed=1)]
+    assert 0 < sum(black) < COUNT
+    for function in (blacken, Painter()):
+        one, other = Views([PerSample(function), HorizontalFlip(1.0)])(images, seed=1)
+        assert not one.any()
+        assert all(flipped(other))
+    made, arrays = PerSample(Painter())(images, masks=masks)
+    assert not any(array.any() for array in (made, *arrays.values()))  # type: ignore[union-attr]
+    assert torch.equal(images, IMAGES)
+    assert all(torch.equal(masks[name], MASKS[name]) for name in MASKS)
+
+
+def test_a_function_may_return_the_same_memory_again() -> None:
+    memory = torch.empty(3, HEIGHT, WIDTH, dtype=torch.uint8)
+    assert torch.equal(PerSample(memory.copy_)(IMAGES), IMAGES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_results_are_contiguous_whatever_the_order_of_the_images_in_memory(memory_format: torch.memory_format) -> None:
+    images = IMAGES.contiguous(memory_format=memory_format)
+    assert PerSample(lambda image: image + 1)(images).is_contiguous()  # type: ignore[union-attr]
 
 
 def test_gray_images_that_a_function_has_made_floats_are_cast() -> None:

@@ -64,6 +64,13 @@ def test_images_are_copies(path: Path) -> None:
     assert torch.equal(dataset[4][0], picture(4))
 
 
+@pytest.mark.parametrize("name", ["transform", "target_transform"])
+def test_a_stop_iteration_of_a_function_is_an_error_and_loses_no_samples(name: str, path: Path) -> None:
+    dataset = ShardDataset(path, **{name: lambda _: next(iter(()))})  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(DataLoader(dataset, 4))
+
+
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (4, "RGBA")])
 def test_images_are_pils_if_asked_for(channels: int, mode: str, make_set: Callable[..., Path]) -> None:
     shape = (6, 5, channels)
@@ -180,6 +187,23 @@ def test_the_sampler_gives_the_indices_of_the_batches_that_come(
         loader.sampler.set_epoch(1)  # the one that is under way
         rest = list(loader.sampler)
         assert rest == [i for _, _, indices in loader for i in indices.tolist()]
+
+
+def test_an_argument_of_a_loader_that_is_set_later_is_an_error(loader_of: MakeLoader) -> None:
+    with loader_of() as loader:
+        for name in inspect.signature(ShardLoader).parameters.keys() - {"transform"}:
+            with pytest.raises(AttributeError, match=f"{name} .*make another loader"):
+                setattr(loader, name, 7)
+
+
+def test_a_subclass_of_a_loader_may_have_attributes_of_its_own(make_set: Callable[..., Path]) -> None:
+    class Own(ShardLoader):
+        def __init__(self, path: Path) -> None:
+            self.seed = 7
+            super().__init__(path, 4, device="cpu")
+
+    with Own(make_set(8)) as loader:
+        assert loader.seed == 7
 
 
 def test_every_argument_of_a_data_loader_is_named_with_what_to_use_instead(loader_of: MakeLoader) -> None:

@@ -109,6 +109,15 @@ def test_no_pixels_are_read_where_none_are_wanted(
     assert len(ORDER) * nbytes <= read < len(ORDER) * (nbytes + 60) or io == "direct"
 
 
+def test_batches_of_nothing_are_refused(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "set", (HEIGHT, WIDTH, 3), labels=None) as writer:
+        writer.append(sample_pixels(0))
+    with pytest.raises(ValueError, match=r"set, train: .*images=None"):
+        ShardLoader(tmp_path / "set", 1, device="cpu", images=None)
+    with ShardLoader(tmp_path / "set", 1, device="cpu", images=None, return_indices=True) as loader:
+        assert len(next(iter(loader))) == 1
+
+
 def test_a_batch_has_a_dict_only_where_arrays_were_asked_for(path: Path) -> None:
     state: dict[str, Any] = {}
     for options, parts in (
@@ -246,6 +255,9 @@ def test_a_dataset_gives_arrays_by_name(path: Path) -> None:
         ShardDataset(path, arrays=["masks"])
     with pytest.raises(ValueError, match="mask"):
         ShardDataset(path, transform=torch.Tensor.float, arrays=["mask"])
+    with pytest.raises(ValueError, match="mask"):
+        dataset.transform = torch.Tensor.float
+    assert dataset.transform is None
     assert ShardDataset(path, transform=torch.Tensor.float, arrays=["number"])[0][0].dtype == torch.float32
     with ShardLoader(path, 5, device="cpu", arrays=["mask"]) as loader:
         assert len(loader.dataset[3]) == 2

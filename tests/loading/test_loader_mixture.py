@@ -204,6 +204,7 @@ def test_parts_have_splits_indices_and_digests(folder: Path, mixed: Open) -> Non
         ({"photos": 1, "plain": 2}, {"arrays": ["mask"]}, "plain, train: arrays must be among none; found 'mask'"),
         ({"photos": 1, "floats": 2}, {}, "floats, train: expected the label type"),
         ({"photos": 1, "nothing": 2}, {}, "nothing"),
+        ([Part("photos", indices=np.ma.masked_equal([1, 2], 2))], {}, "mask"),
     ],
 )
 def test_mixtures_that_cannot_be_are_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -23,6 +24,7 @@ from shardio.augment import (
     CutMix,
     HorizontalFlip,
     Normalize,
+    PerSample,
     RandomChoice,
     RandomCrop,
     RandomErasing,
@@ -271,6 +273,105 @@ def test_two_calls_in_one_function_and_parts_of_a_batch_draw_different_numbers(p
     (halves,) = loaded(plain, lambda images: torch.cat([FLIP(images[:32]), FLIP(images[32:])]), 64, shuffle=False)
     flipped = [not torch.equal(one, other) for one, other in zip(halves, whole, strict=True)]
     assert flipped[:32] != flipped[32:]
+
+
+class Ending(Transform):
+    """A transform of the user's own."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def apply(self, batch: Any, purpose: str) -> Any:
+        self.function(batch)
+        return batch
+
+
+@pytest.mark.parametrize("wrap", [lambda function: function, PerSample, Ending])
+def test_a_stop_iteration_of_the_transform_is_an_error_and_not_the_end_of_the_epoch(
+    wrap: Callable[[Any], Any], plain: Path
+) -> None:
+    def function(images: Any) -> Any:
+        next(numbers)
+        return images
+
+    numbers = iter(range(0))
+    with ShardLoader(plain, 16, device="cpu") as loader:
+        loader.transform = wrap(function)
+        with pytest.raises(RuntimeError, match="transform raised StopIteration") as caught:
+            list(loader)
+        assert isinstance(caught.value.__cause__, StopIteration)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            loader.peek()
+        numbers = itertools.count()  # type: ignore[assignment]
+        assert len(list(loader)) == 4
+        assert loader.state_dict()["epoch"] == 2
+
+
+MADE, WHOLE, KEEP = Compose([Resize(60), CenterCrop(48)]), CenterCrop(48), HorizontalFlip(0.0)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda transform: lambda images: torch.cat([transform(part) for part in images.chunk(2)]),
+        lambda transform: lambda images: torch.stack([transform(images[i::2]) for i in range(2)], 1).flatten(0, 1),
+        lambda transform: lambda images: transform(images.clone()),
+    ],
+    ids=["halves", "every other", "copy"],
+)
+def test_a_transform_knows_the_samples_and_sizes_of_the_parts_of_a_batch(
+    plain: Path, squashed: Path, wrap: Callable[[Any], Any]
+) -> None:
+    for path in (plain, squashed):
+        assert all(map(torch.equal, loaded(path, wrap(USUAL), 8), loaded(path, USUAL, 8)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda images: MADE(KEEP(images)),  # still squashed
+        lambda images: torch.cat([KEEP(WHOLE(part)) for part in MADE(images).split(3)]),
+        lambda images: WHOLE(MADE(images).clone(), sizes=[(48, 48)] * len(images)),
+        lambda images: MADE(KEEP(images) // 1),
+    ],
+)
+def test_a_transform_knows_whether_the_result_of_another_is_still_squashed(
+    squashed: Path, function: Callable[[Tensor], Tensor]
+) -> None:
+    assert all(map(torch.equal, loaded(squashed, function), loaded(squashed, MADE)))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_samples_that_come_twice_in_a_padded_batch_are_no_overlap(plain: Path, count: int) -> None:
+    def twice(images: Tensor) -> Tensor:
+        return torch.cat([FLIP(KEEP(part)) for part in images.chunk(count)])
+
+    with ShardLoader(plain, 100, tail="pad", device="cpu", transform=twice) as loader:
+        ((images, _),) = loader
+        assert len(images) == 100
+
+
+def test_a_transform_in_a_function_for_each_image_draws_by_its_sample(plain: Path) -> None:
+    each = PerSample(lambda image: FLIP(image[None])[0])
+    assert all(map(torch.equal, loaded(plain, lambda images: each(images)), loaded(plain, each)))
+
+
+@pytest.mark.parametrize(
+    ("is_squashed", "function", "word"),
+    [
+        (False, lambda images: FLIP(torch.cat([images, images])), "indices"),
+        (False, lambda images: FLIP(images[torch.arange(3)]), "indices"),
+        (False, lambda images: torch.cat([FLIP(images[:9]), FLIP(images[7:])]), "overlap"),
+        (True, lambda images: MADE(images[:, :, 1:]), "sizes"),
+        (True, lambda images: KEEP(images.transpose(2, 3)), "sizes"),
+        (True, lambda images: WHOLE(MADE(images).clone()), "sizes"),
+    ],
+)
+def test_images_that_a_loader_does_not_know_are_refused(
+    plain: Path, squashed: Path, is_squashed: bool, function: Callable[[Tensor], Tensor], word: str
+) -> None:
+    with pytest.raises(ValueError, match=word):
+        loaded(squashed if is_squashed else plain, function)
 
 
 def test_a_batch_in_the_loop_is_augmented_afresh(plain: Path) -> None:

@@ -21,8 +21,9 @@ RANDOM_FLIP = type("RandomFlip", (), {"__module__": "torchvision.transforms.v2",
 
 BEFORE_A_SET_IS_LOOKED_FOR: list[Refusal] = [
     *(({"path": path}, ValueError, "path") for path in (None, 3)),
-    *(({"batch_size": value}, TypeError, "batch_size") for value in (2.5, "256", {0: 4})),
-    *(({"seed": value}, TypeError, "seed") for value in (1.5, "2", 2.0)),
+    *(({"batch_size": value}, TypeError, "batch_size") for value in (2.5, "256", {0: 4}, None)),
+    *(({"seed": value}, TypeError, "seed") for value in (1.5, "2", 2.0, None)),
+    *(({name: None}, TypeError, f"{name} must be an integer; found None") for name in ("prefetch", "repeats")),
     ({"epoch_batches": 2.0}, TypeError, "epoch_batches"),
     ({"epoch_batches": 0}, ValueError, "epoch_batches"),
     ({"epoch_batches": 3, "tail": "pad"}, ValueError, "tail"),
@@ -33,6 +34,7 @@ BEFORE_A_SET_IS_LOOKED_FOR: list[Refusal] = [
     *(({"num_threads": count}, ValueError, "num_threads") for count in (0, -1)),
     ({"num_threads": "2"}, TypeError, "num_threads"),
     ({"prefetch": -1, "num_threads": 2}, ValueError, "prefetch"),
+    ({"prefetch": 2**64}, ValueError, "prefetch"),
     ({"prefetch": 1.5}, TypeError, "prefetch"),
     ({"io": "fast"}, ValueError, "io"),
     ({"together": True}, ValueError, "cache="),
@@ -50,13 +52,19 @@ BEFORE_A_SET_IS_LOOKED_FOR: list[Refusal] = [
 
 OF_A_SET: list[Refusal] = [
     ({"path": "nothing"}, SetNotFoundError, "nothing"),
-    *(({"split": split}, SetNotFoundError, "split") for split in ("test", None)),
+    *(({"split": split}, SetNotFoundError, "split") for split in ("test", None, ["train"], {})),
     ({"digest": 4}, ValueError, "digest"),
     ({"digest": "0" * 12}, FormatError, "digest"),
     ({"batch_size": 0}, ValueError, "batch_size"),
     ({"batch_size": 12}, ValueError, "global batch of 12"),
     ({"batch_size": 3, "rank": 3, "world_size": 4}, ValueError, "global batch of 12"),
     ({"batch_size": 10**9}, ValueError, "batch_size"),
+    *(
+        ({"batch_size": size, "transform": HorizontalFlip(), **more}, ValueError, rf"batch_size={size}.* [\d,]+ bytes")
+        for size in (10**12, 2**62)
+        for more in ({"tail": "pad"}, {"epoch_batches": 1})
+    ),
+    ({"indices": np.ma.array([1, 2], mask=[True, False])}, ValueError, r"indices.*mask.*compressed\(\)"),
     ({"seed": -1}, ValueError, "seed"),
     ({"tail": "cut"}, ValueError, "tail"),
     ({"repeats": 0}, ValueError, "repeats"),
@@ -94,6 +102,21 @@ def test_arguments_are_refused(
     monkeypatch.chdir(path.parent)
     with pytest.raises(error, match=word):
         ShardLoader(**{"path": path, "batch_size": 4, "device": "cpu", **options})
+
+
+@pytest.mark.parametrize("transform", [None, HorizontalFlip()])
+def test_a_batch_size_above_the_set_takes_no_more_memory_than_the_set(
+    transform: HorizontalFlip | None, make_set: Callable[..., Path]
+) -> None:
+    path, options = make_set(11), {"tail": "short", "device": "cpu", "shuffle": False, "transform": transform}
+    for batch_size, world_size in product((11, 10**9, 2**62), (1, 3)):
+        found = []
+        for rank in range(world_size):
+            with ShardLoader(path, batch_size, rank=rank, world_size=world_size, **options) as loader:  # type: ignore[arg-type]
+                assert loader.batch_size == batch_size
+                ((_, labels),) = loader
+                found += labels.tolist()
+        assert found == [i % 7 for i in range(11)]
 
 
 @pytest.mark.parametrize(
