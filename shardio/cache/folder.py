@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from shardio.cache.leases import LOOKING_SECONDS, MARKER_NAME, CopyPaths, Lease, holders_of, open_in_cache
+from shardio.cache.leases import LOOKING_SECONDS, CopyPaths, Lease, holders_of, open_in_cache
 from shardio.errors import CacheError, SpaceError, bytes_text
-from shardio.format.layout import MANIFEST_NAME
+from shardio.format.layout import MANIFEST_NAME, MARKER_NAME
 from shardio.format.parse import is_digest
 from shardio.sets.names import check_local
 from shardio.system.files import lock_at_once, make_folder, write_all

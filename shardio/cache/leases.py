@@ -22,7 +22,7 @@ from pathlib import Path
 
 from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
-from shardio.format.layout import MANIFEST_NAME
+from shardio.format.layout import MANIFEST_NAME, MARKER_NAME
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest, read_manifest
 from shardio.system.files import lock_at_once, make_folder, write_all
@@ -30,7 +30,6 @@ from shardio.system.machine import PROC
 from shardio.system.opening import FileAt, FolderHandle, OpenFile, is_same_file, kind_of, naming, open_untrusted
 from shardio.system.threads import Ticker
 
-MARKER_NAME = "shardio-cache.txt"
 _ANOTHER_USERS = "another user has begun this copy"
 WAY_OUT = ": shardio has not put it there. Remove it, or choose another cache"
 # A process that only checks whether a copy is in use holds its lock for a moment, and does not use the copy.

@@ -12,7 +12,7 @@ from shardio.cache.filler import CopyFiller
 from shardio.cache.folder import Cache
 from shardio.cache.leases import CopyPaths, Lease
 from shardio.cache.meeting import Meeting
-from shardio.errors import FormatError, SetNotFoundError, first_of
+from shardio.errors import CacheError, FormatError, SetNotFoundError, first_of
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import Manifest
 from shardio.format.parse import is_digest
@@ -72,6 +72,8 @@ def stage(
     with hinting_at_order(cache, "SRC, the set, comes first, and CACHE second"):
         lease, manifest = take_lease(storage, Cache(cache), digest)
     with contextlib.closing(storage), lease:
+        if os.path.realpath(storage.name) == os.path.realpath(str(lease.path)):
+            raise CacheError(f"{storage.name}: is the copy in this cache itself: expected the set that it is a copy of")
         filler = CopyFiller(
             storage,
             manifest,

@@ -46,7 +46,8 @@ def show(result: Mapping[str, Any] | DataclassInstance | Iterable[str]) -> None:
 
 def next_step(*words: object) -> str:
     """Returns a line "next: shardio ..." that suggests the next command, quoted for a shell."""
-    return "next: " + shlex.join(["shardio", *map(str, words)])
+    paths = (f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word) for word in words)
+    return "next: " + shlex.join(["shardio", *paths])
 
 
 def table(columns: Mapping[str, Sequence[str]], right: Sequence[str] = (), indent: str = "") -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import resource
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ def _published(report: PublishReport, done: str) -> Iterator[str]:
     yield f"  published as {report.path}"
     if report.readable_by != "all":
         whom = {"owner": "its owner", "group": "its owner and group"}[report.readable_by]
-        chmod = f"`chmod -R a+rX {report.path}` lets everyone read it"
+        chmod = f"`chmod -R a+rX {shlex.quote(report.path)}` lets everyone read it"
         yield f"  only {whom} can read it, because of the umask: {chmod}"
     yield next_step("list", Path(report.path).parent)
 
@@ -226,7 +227,7 @@ def evict(cache: Path, keep: int, as_json: bool) -> None:
     """Remove copies from CACHE, least recently used first, until the remaining copies take at most SIZE.
 
     Without CACHE, the environment variable SHARDIO_CACHE names it. A copy that a job uses is never removed, nor is
-    anything that shardio has not put there.
+    anything beside the copies. The folder of a copy is removed with all that is in it.
     """
     from shardio.cache.folder import Cache
 

@@ -39,6 +39,8 @@ _NPY_PREFIX_NBYTES = len(_NPY_MAGIC) + 2
 
 MANIFEST_NAME = "manifest.json"
 REJECTS_NAME = "rejects.jsonl"
+MARKER_NAME = "shardio-cache.txt"
+"""The file that makes a folder a cache of copies."""
 WORK_FOLDER = ".convert"
 """The folder in a set's folder that holds the plan of an unfinished conversion, and records of finished shards."""
 

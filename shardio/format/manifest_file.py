@@ -88,7 +88,7 @@ def check_digest(path: str | Path | FileAt, manifest: Manifest, digest: str | No
 
 def check_split(place: object, manifest: Manifest, split: str) -> None:
     """Raises SetNotFoundError if the set has no split of this name. `place`, its folder or URL, is for the message."""
-    if split not in manifest.splits:
+    if not isinstance(split, str) or split not in manifest.splits:
         found = ", ".join(sorted(manifest.splits))
         hint = did_you_mean(str(split), manifest.splits)
         raise SetNotFoundError(f"{place}: expected a split {split!r}, found {found}{hint}")

@@ -38,8 +38,8 @@ def open_sized(path: str | Path | FileAt, entry: FileEntry) -> OpenFile:
 def wrong_size(path: object, entry: FileEntry, nbytes: int) -> FormatError:
     """Returns the FormatError for a file that has `nbytes` bytes instead of the size in its entry."""
     return FormatError(
-        f"{path}: expected {entry.nbytes} bytes, as the manifest says, found {nbytes} bytes; copy the file again, or "
-        "convert again"
+        f"{path}: expected {entry.nbytes} bytes, as the manifest says, found {nbytes} bytes; copy the file "
+        "again, or repair the set (`shardio repair`)"
     )
 
 
@@ -61,7 +61,7 @@ def check_header(path: str | Path | FileAt, header: bytes, found: bytes) -> None
         at = next((i for i, (a, b) in enumerate(zip(found, header, strict=False)) if a != b), len(found))
         raise FormatError(
             f"{path}: header: expected {header[at : at + 16]!r} at byte {at}, found {found[at : at + 16]!r}; "
-            "copy the file again, or convert again"
+            "copy the file again, or repair the set (`shardio repair`)"
         )
 
 
@@ -124,5 +124,5 @@ def check_not_cut(path: str | Path | FileAt, entry: FileEntry, nbytes: int) -> N
         raise FormatError(
             f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {nbytes} bytes: "
             "another process truncated it or is writing to it; a published set must not change. Copy the file again, "
-            "or convert again"
+            "or repair the set (`shardio repair`)"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import hashlib
@@ -168,7 +169,7 @@ def read_keys(keys: Keys) -> list[bytes]:
 
 
 def _lines(path: Path, data: bytes) -> list[bytes]:
-    found = [line.rstrip(b"\r") for line in data.split(b"\n")]
+    found = [line.rstrip(b"\r") for line in data.removeprefix(codecs.BOM_UTF8).split(b"\n")]
     while found and not found[-1]:
         found.pop()
     if not found or b"" in found:

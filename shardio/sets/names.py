@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from shardio.errors import ConvertError, SetNotFoundError, ShardioError
 from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER
-from shardio.system.files import is_temporary
+from shardio.system.files import target_of
 from shardio.system.opening import kind_at
 
 PLAN_NAME = "plan.json"
@@ -116,7 +116,7 @@ def check_usable(out: Path) -> None:
 def check_free(out: Path) -> None:
     """Raises ConvertError if `out` contains anything other than an unfinished conversion."""
     listed = os.listdir(out) if out.is_dir() else []
-    found = sorted(name for name in listed if name != WORK_FOLDER and not is_temporary(name))
+    found = sorted(name for name in listed if name != WORK_FOLDER and not target_of(name))
     # The plan is looked for last: another process that began meanwhile may have made shards.
     if found and not (out / WORK_FOLDER / PLAN_NAME).exists():
         raise ConvertError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from shardio.errors import ConvertError, FormatError, SpaceError
-from shardio.format.layout import MANIFEST_NAME, is_safe_name
+from shardio.format.layout import MANIFEST_NAME, MARKER_NAME, is_safe_name
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.sets.names import check_local, hinting_at_order, local_folder
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, temporary_folder
@@ -63,6 +63,8 @@ def publish(
     with hinting_at_order(target, "OUT, the set, comes first, and ROOT/NAME, where it shall go, second"):
         manifest = load_manifest(source)
     names = [MANIFEST_NAME, *(entry.file for entry in manifest.files)]
+    if move and (source.parent / MARKER_NAME).exists():
+        raise ConvertError(f"{source}: is a copy in a cache, which jobs may use: publish a copy (without --move)")
     if not is_safe_name(target.name):
         raise ConvertError(
             f"{target}: expected ROOT/NAME, where NAME has letters, digits, '.', '_' and '-', and begins with a "

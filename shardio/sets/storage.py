@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -205,7 +206,7 @@ class FileCopier:
         self.storage.damaged.add(entry.file)
         path = self.storage.path_of(entry)
         # `verify` takes no URL. A merge copies from several folders.
-        place = "FOLDER` of a download of its files" if is_url(path) else f"{os.path.dirname(path)}`"
+        place = "FOLDER` of a download of its files" if is_url(path) else f"{shlex.quote(os.path.dirname(path))}`"
         return FormatError(
             f"{path}: sha256: expected {entry.sha256}, found {found}: the source is damaged; `shardio verify {place} "
             "names the samples, and `shardio repair` mends it"

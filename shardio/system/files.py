@@ -39,7 +39,6 @@ from shardio.system.opening import (
 )
 from shardio.system.threads import DaemonThread
 
-_TEMPORARY_SUFFIX = ".tmp"
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}-[0-9a-f]{16}\.tmp", re.DOTALL)
 # A file that another machine is writing is silent for seconds, while a block of it is filled. A day is safe.
 _ABANDONED_SECONDS = 86400.0
@@ -137,7 +136,7 @@ class AtomicFile:
     def _begin(self) -> bool:
         """Creates the temporary file and locks it. Returns False if another process removed it before it was locked."""
         tag = f"{_machine()}-{secrets.token_hex(8)}"
-        self.temporary = self.path.with_name(f".{self.path.name}.{tag}{_TEMPORARY_SUFFIX}")
+        self.temporary = self.path.with_name(f".{self.path.name}.{tag}.tmp")
         self._is_temporary = True
         self._file = open_file(self._folder / self.temporary.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # a filesystem without locks: then no process sweeps there either
@@ -226,10 +225,6 @@ def target_of(name: str) -> str:
     return match[1] if match else ""
 
 
-def is_temporary(name: str) -> bool:
-    return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
-
-
 @contextlib.contextmanager
 def alone_with(path: Path, *others: Path, only_looks: bool = False) -> Iterator[bool]:
     """Yields whether the temporary file `path` is abandoned: no process writes it. The block holds the file's lock.
@@ -250,8 +245,8 @@ def alone_with(path: Path, *others: Path, only_looks: bool = False) -> Iterator[
                 locked = None  # the filesystem may have no locks
                 locked = lock_at_once(file.fileno(), fcntl.LOCK_SH if only_looks else fcntl.LOCK_EX)
         written = max((each.stat().st_mtime for each in (path, *others) if os.path.lexists(each)), default=0.0)
-        machine = path.name.split(".")[-2].rpartition("-")[0]  # "" if the name has none
-        is_over = machine in ("", _machine()) and (locked or written < _boot_time())
+        is_ours = path.name.split(".")[-2].partition("-")[0] == _machine()
+        is_over = is_ours and (locked or written < _boot_time())
         yield locked is not False and (is_over or time.time() - written >= _ABANDONED_SECONDS)
 
 
@@ -296,7 +291,7 @@ def remove_temporaries(folder: Path | FolderHandle) -> None:
 
 def _temporaries(folder: Path | FolderHandle) -> list[str]:
     with os.scandir(folder.fileno() if isinstance(folder, FolderHandle) else folder) as entries:
-        return [entry.name for entry in entries if is_temporary(entry.name) and entry.is_file(follow_symlinks=False)]
+        return [entry.name for entry in entries if target_of(entry.name) and entry.is_file(follow_symlinks=False)]
 
 
 def reserve(descriptor: int, nbytes: int) -> None:

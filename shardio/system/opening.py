@@ -283,7 +283,8 @@ def missing_file(path: object) -> FormatError:
     is_gone = "://" not in str(path) and not os.path.isdir(os.path.dirname(os.path.abspath(str(path))))
     found = "nothing: the whole folder is gone" if is_gone else "nothing"
     return FormatError(
-        f"{path}: expected a file of the shard set, found {found}; copy the file again, or convert again"
+        f"{path}: expected a file of the shard set, found {found}; copy the file again, or repair the set "
+        "(`shardio repair`)"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -16,6 +17,7 @@ from PIL import Image
 
 from shardio.reading.shardset import ShardSet
 from shardio.system.files import make_folder, sweep_temporaries, target_of, write_atomic
+from shardio.system.opening import read_untrusted
 from shardio.viewing.pictures import check_crc32, keys_of, read_pictures
 
 LABELS_FILE = "labels.csv"
@@ -72,16 +74,25 @@ def extract(shards: ShardSet, indices: NDArray[np.int64], folder: Path, on_progr
             is_picture = not name or shards.array(name).kind == "mask"
             png = png_of(value) if is_picture else None
             line[headings[name]] = file = f"{stem}{name and '.'}{name}.{'npy' if png is None else 'png'}"
-            write_atomic(folder / file, _npy(value) if png is None else png)
+            _write_new(folder / file, _npy(value) if png is None else png)
             num_files += 1
         lines.append(line)
         on_progress(done + 1, len(indices))
     text = io.StringIO(newline="")
-    table = csv.DictWriter(text, columns, lineterminator="\n")
+    # Quoted, as a key may have any of the characters that end a line.
+    table = csv.DictWriter(text, columns, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     table.writeheader()
     table.writerows(lines)
     write_atomic(folder / LABELS_FILE, text.getvalue().encode("utf-8", "surrogateescape"))
     return num_files
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Writes a file. Raises ValueError if there is another one; the same one is of a call that was killed."""
+    with contextlib.suppress(FileNotFoundError):
+        if read_untrusted(path) != data:
+            raise ValueError(f"{path}: expected no such file, found another one: choose another folder")
+    write_atomic(path, data)
 
 
 def _stem(key: str) -> str:

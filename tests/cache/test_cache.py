@@ -25,9 +25,9 @@ from places import CHAOS
 from shardio.cache import folder as module
 from shardio.cache import leases
 from shardio.cache.folder import Cache
-from shardio.cache.leases import MARKER_NAME
 from shardio.errors import CacheError, SpaceError
 from shardio.format.entries import FileEntry
+from shardio.format.layout import MARKER_NAME
 from shardio.system.machine import is_shared
 
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)

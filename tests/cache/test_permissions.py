@@ -16,9 +16,9 @@ from plain_sets import make_plain_set
 
 from shardio.cache.filler import CopyFiller
 from shardio.cache.folder import Cache
-from shardio.cache.leases import MARKER_NAME
 from shardio.cache.partial_copy import PartialCopy
 from shardio.cache.stage import stage
+from shardio.format.layout import MARKER_NAME
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.storage import FolderStorage
 

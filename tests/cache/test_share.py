@@ -18,12 +18,12 @@ from hooks import call_before
 from plain_sets import make_plain_set
 
 from shardio.cache import filler as filling
-from shardio.cache.folder import MARKER_NAME, Cache
+from shardio.cache.folder import Cache
 from shardio.cache.leases import CopyPaths
 from shardio.cache.stage import stage
 from shardio.changes.change import change
 from shardio.errors import SpaceError
-from shardio.format.layout import HEADER_NBYTES
+from shardio.format.layout import HEADER_NBYTES, MARKER_NAME
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify

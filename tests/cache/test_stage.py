@@ -37,10 +37,11 @@ from shardio.cache.folder import Cache
 from shardio.cache.leases import Lease
 from shardio.cache.partial_copy import PartialCopy
 from shardio.cache.stage import stage
-from shardio.errors import CacheError, FormatError, SetNotFoundError, SpaceError
+from shardio.errors import CacheError, ConvertError, FormatError, SetNotFoundError, SpaceError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
+from shardio.sets.publish import publish
 from shardio.sets.storage import FileCopier, FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import AtomicFile
@@ -357,6 +358,18 @@ def test_damage_in_the_pixels_of_a_copy_is_found_when_all_of_it_is_read(out: Pat
     assert sum(nbytes for nbytes, _ in counts) == counts[-1][1] == report.nbytes + report.nbytes_copied
     assert contents(copy) == contents(out)
     assert stage(out, cache, verify=True).num_copied == 0
+
+
+def test_a_copy_is_no_source_of_itself_and_is_not_moved_away(out: Path, cache: Path, tmp_path: Path) -> None:
+    copy = Path(stage(out, cache).path)
+    (tmp_path / "link").symlink_to(copy)
+    for src in (copy, tmp_path / "link"):
+        with pytest.raises(CacheError, match=f"{src.name}: is the copy in this cache itself"):
+            stage(src, cache, verify=True)
+        with pytest.raises(ConvertError, match=f"{copy.name}: is a copy in a cache"):
+            publish(src, tmp_path / "moved", move=True)
+    assert contents(copy) == contents(out)
+    publish(copy, tmp_path / "copied")
 
 
 def test_another_set_in_the_place_of_a_copy_is_neither_changed_nor_read(

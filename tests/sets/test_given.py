@@ -21,7 +21,7 @@ from shardio.sets.given import ArrayFile, read_keys
 
 def test_keys_are_read_from_lines_and_from_arrays(tmp_path: Path) -> None:
     names = ["c3/3.png", "c3/17.png"]
-    (tmp_path / "lines.txt").write_bytes("\r\n".join(names).encode() + b"\r\n\n")
+    (tmp_path / "lines.txt").write_bytes("\ufeff".encode() + "\r\n".join(names).encode() + b"\r\n\n")
     np.save(tmp_path / "text.npy", np.array(names))
     np.save(tmp_path / "bytes.npy", np.array(names, "S"))
     np.savez(tmp_path / "both.npz", keys=np.array(names), other=np.zeros(3))

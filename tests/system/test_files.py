@@ -28,12 +28,12 @@ from shardio.system.files import (
     AtomicFile,
     _machine,
     fsync_folder,
-    is_temporary,
     make_folder,
     remove_folder,
     remove_temporaries,
     reserve,
     sweep_temporaries,
+    target_of,
     write_all,
     write_atomic,
     write_output,
@@ -58,7 +58,7 @@ def test_nothing_is_visible_before_commit_and_all_of_it_after(tmp_path: Path, ol
         for error in (None, ValueError("x"), KeyboardInterrupt(), SystemExit(3)):  # leaves without a commit
             with contextlib.nullcontext() if error is None else pytest.raises(type(error)), AtomicFile(path) as file:
                 write_all(file.descriptor, b"half of it")
-                assert all(is_temporary(name) for name in names(tmp_path) if name != "x.npy")
+                assert all(target_of(name) for name in names(tmp_path) if name != "x.npy")
                 if error is not None:
                     raise error
             assert names(tmp_path) == before
@@ -423,9 +423,9 @@ def test_sweep_leaves_the_file_of_a_living_process_and_removes_that_of_a_killed_
 def of_another_machine(folder: Path, silent_seconds: float) -> Path:
     """A temporary file that another machine has not written to for so long, and whose lock cannot be seen here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardio.system.files._machine", lambda: "another0")
+        patch.setattr("shardio.system.files._machine", lambda: "a0a0a0a0")
         AtomicFile(folder / "x")
-    (path,) = folder.glob(".x.another0-*")
+    (path,) = folder.glob(".x.a0a0a0a0-*")
     os.utime(path, (time.time() - silent_seconds,) * 2)
     return path
 
@@ -467,14 +467,15 @@ def test_remove_takes_the_files_of_living_writers_too_and_they_cannot_publish(tm
 def test_sweep_touches_nothing_but_regular_temporaries(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_bytes(b"precious")
-    (tmp_path / ".link.tmp").symlink_to(target)
-    (tmp_path / ".dangling.tmp").symlink_to(tmp_path / "nothing")
-    (tmp_path / ".folder.tmp").mkdir()
-    os.mkfifo(tmp_path / ".fifo.tmp")
-    for name in ("visible.tmp", ".hidden", "train-00000.npy"):
+    tag = f".{_machine()}-0123456789abcdef.tmp"
+    (tmp_path / f".link{tag}").symlink_to(target)
+    (tmp_path / f".dangling{tag}").symlink_to(tmp_path / "nothing")
+    (tmp_path / f".folder{tag}").mkdir()
+    os.mkfifo(tmp_path / f".fifo{tag}")
+    for name in ("visible.tmp", ".hidden", ".notes.tmp", ".notes.0123456789abcdef.tmp", "train-00000.npy"):
         (tmp_path / name).write_bytes(b"x")
     before = names(tmp_path)
-    (tmp_path / ".left.0123456789abcdef.tmp").write_bytes(b"x")
+    (tmp_path / f".left.{_machine()}-0123456789abcdef.tmp").write_bytes(b"x")
     with must_not_block():
         assert swept(tmp_path) == 1
     assert names(tmp_path) == before

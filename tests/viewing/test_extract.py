@@ -91,8 +91,20 @@ def test_what_a_killed_call_has_left_is_swept_and_files_of_others_are_not(
     assert [target_of(name) for name in hidden] == ["", "train-00000.npy"]
 
 
+def test_a_file_that_extract_has_not_written_is_not_replaced(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    out = make_set(20)
+    assert call(out, "--indices", "5", "-o", tmp_path / "first").exit_code == 0
+    name = next(name for name in os.listdir(tmp_path / "first") if name.endswith(".png"))
+    (tmp_path / "first" / "labels.csv").unlink()  # as a killed call leaves it
+    assert call(out, "--indices", "5,6", "-o", tmp_path / "first").exit_code == 0
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / name).write_bytes(b"theirs")
+    assert f"{name}: expected no such file" in str(call(out, "--indices", "5", "-o", tmp_path / "second").exception)
+    assert (tmp_path / "second" / name).read_bytes() == b"theirs"
+
+
 def test_no_key_leads_out_of_the_folder(tmp_path: Path) -> None:
-    keys = [b"../../x.png", b"/etc/passwd", b"..", b"\xff\n\x1b.png", b"a" * 5000, b"", b"con.png", b".hidden"]
+    keys = [b"../../x.png", b"/etc/passwd", b"..", b"\xff\n\x1b.png", b"a\rb", b"a" * 5000, b"", b"con.png", b".hidden"]
     with ShardWriter(tmp_path / "out", (2, 2, 3), classes=["a"]) as writer:
         for key in keys:
             writer.append(np.zeros((2, 2, 3), np.uint8), 0, key=key)
