@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from shardio.cli.options import (
     CommonFirst,
@@ -26,7 +27,7 @@ from shardio.cli.options import (
     split_option,
 )
 from shardio.cli.output import levels_of, say, show, show_sheet, table
-from shardio.errors import counted
+from shardio.errors import counted, first_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from shardio.loading.loader import ShardLoader
     from shardio.measure.bench import BenchResult
     from shardio.order.orders import Shuffle
+
+
+_IN_STATES = "split", "seed", "shuffle", "repeats", "epoch"
 
 
 @click.command(
@@ -205,7 +209,8 @@ def replay(
     Order and augmentation depend only on the seed, the epoch and the sample, so no log is needed: give the arguments
     that the ShardLoader had. After a resume on another number of ranks, --consumed or --state says
     where the batch is. --state takes the loader's `state_dict()` from before the batch, alone or inside a checkpoint,
-    and includes the seed of the order. With --shuffle false, --seed still seeds the transform.
+    and includes the seed of the order; of several states, --split chooses. With --shuffle false, --seed still seeds the
+    transform.
 
     \b
     shardio replay out/ --batch-size 256 --seed 1 --epoch 3 --step 1234 \\
@@ -214,18 +219,16 @@ def replay(
         --transform deit3 -o batch.png
     """
     from shardio.loading.loader import ShardLoader
-    from shardio.order.orders import BlockShuffle
     from shardio.reading.sample import captions_of
 
     if [step, consumed, state].count(None) < 2:
         raise click.UsageError("--step, --consumed and --state all say where the batch is: give only one of them")
-    saved = None if state is None else _read_state(state)
+    source = click.get_current_context().get_parameter_source
+    given = {**options, "epoch": epoch}
+    given = {name: given[name] for name in _IN_STATES if source(name) is ParameterSource.COMMANDLINE}
+    saved = None if state is None else _read_state(state, given)
     if saved is not None:
-        sets = saved.get("sets")
-        described = {**sets[0], **saved} if isinstance(sets, list) and sets and isinstance(sets[0], dict) else saved
-        options |= {name: described[name] for name in ("split", "seed", "shuffle", "repeats") if name in described}
-        if options["shuffle"] == "block":
-            options["shuffle"] = BlockShuffle(described.get("block_size", 0), described.get("window_blocks", 0))
+        options |= {name: value for name, value in _options_of(saved).items() if name in options}
         if "endless" in saved:
             saved = {**saved, "batch": 0}  # how many batches are left in the epoch does not matter
             options["epoch_batches"] = 1
@@ -260,20 +263,44 @@ def replay(
         _tell(loader, found, indices, as_json)
 
 
-def _read_state(path: Path) -> dict[str, Any]:
-    """Returns the first loader state in a file: JSON, or a checkpoint that torch.save wrote."""
+def _read_state(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the only loader state in a file that has the values of the options `given`. The file is JSON, or a
+    checkpoint that torch.save wrote."""
     from shardio.loading.state import plain
     from shardio.system.opening import read_untrusted
 
     try:
         document = json.loads(read_untrusted(path)) if path.suffix == ".json" else _load_checkpoint(path)
+        there = map(dict, map(plain, _states_in(document)))
+        states = list({json.dumps(one, sort_keys=True, default=repr): one for one in there}.values())
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path}: cannot be read as JSON (*.json) or as a torch checkpoint (other names): {error}"
         ) from None
-    for found in _states_in(document):
-        return dict(plain(found))
-    raise ValueError(f"{path}: contains no state that `state_dict()` of a ShardLoader returned")
+    if not states:
+        raise ValueError(f"{path}: contains no state that `state_dict()` of a ShardLoader returned")
+    # Types count, and comparing arrays, say, does not return a bool.
+    fitting = [one for one in states if all(repr(given.get(n, v)) == repr(v) for n, v in _options_of(one).items())]
+    if len(fitting) != 1:
+        expected = "".join(f" --{name} {value}" for name, value in given.items()) or " no option"
+        found = first_of(states, 3, lambda one: f"{_options_of(one)!r:.150}")
+        raise ValueError(
+            f"{path}: expected one state with{expected}, found {found}: choose a state by --split, leave out an option "
+            "that contradicts it, or save it alone in a JSON file"
+        )
+    return fitting[0]
+
+
+def _options_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of `replay` that a state decides."""
+    from shardio.order.orders import BlockShuffle
+
+    sets = state.get("sets")
+    described = {**sets[0], **state} if isinstance(sets, list) and sets and isinstance(sets[0], dict) else state
+    found = {name: described[name] for name in _IN_STATES if name in described}
+    if found.get("shuffle") == "block":
+        found["shuffle"] = BlockShuffle(described.get("block_size", 0), described.get("window_blocks", 0))
+    return found
 
 
 def _load_checkpoint(path: Path) -> Any:

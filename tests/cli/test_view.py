@@ -13,6 +13,7 @@ import pytest
 import torch
 from command import assert_one_clear_error, called, shardio
 from folders import flip
+from pictures import sample_pixels
 from PIL import Image
 from replay_training import Histories, train
 
@@ -20,6 +21,7 @@ from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCro
 from shardio.cli.options import read_chain
 from shardio.cli.output import levels_of
 from shardio.conversion.convert import convert
+from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards
 
@@ -154,6 +156,40 @@ def test_replay_finds_the_batches_of_a_stream_with_repeats(out: Path, tmp_path: 
     ):
         told = json.loads(called("replay", out, "--batch-size", 8, *words, "--json"))
         assert (told["indices"], told["consumed"]) == (expected, 32)
+
+
+def test_replay_takes_the_state_of_the_split_and_no_option_against_it(tmp_path: Path) -> None:
+    sets, states, out = {}, {}, tmp_path / "out"
+    with ShardWriter(out, (6, 5, 3)) as writer:
+        for i in range(62):
+            writer.append(sample_pixels(i), i % 7, split=("train", "val")[i % 2])
+    for split, shuffle in (("val", False), ("train", True)):
+        with ShardLoader(out, 4, split=split, shuffle=shuffle, seed=3, device="cpu", return_indices=True) as loader:
+            iterator = iter(loader)
+            next(iterator)
+            states[split], sets[split] = loader.state_dict(), next(iterator)[2].tolist()
+            next(iterator)
+            later = loader.state_dict()
+
+    def write(name: str, *found: Any) -> Path:
+        (tmp_path / name).write_text(json.dumps({"loaders": found, "best": found[-1:]}))
+        return tmp_path / name
+
+    both, alone = write("both.json", states["val"], states["train"]), write("alone.json", states["train"])
+    for file, *words in ([alone], [alone, "--split", "train", "--seed", 3, "--epoch", 0], [both, "--split", "train"]):
+        told = json.loads(called("replay", out, "--batch-size", 4, "--state", file, *words, "--json"))
+        assert (told["split"], told["indices"]) == ("train", sets["train"])
+    for words, name, word in (
+        ([], both, "--split"),
+        (["--split", "test"], both, "'split': 'val'"),
+        (["--split", "train", "--epoch", 0], write("twice.json", states["train"], later), "'epoch': 0"),
+        (["--split", "val"], alone, "--split"),
+        (["--seed", 4], alone, "--seed"),
+        (["--epoch", 1], alone, "--epoch"),
+        (["--shuffle", "block"], alone, "--shuffle"),
+    ):
+        result = shardio("replay", out, "--batch-size", 4, "--state", name, *words)
+        assert_one_clear_error(result, 2, str(name), word)
 
 
 def test_replay_finds_the_batches_of_a_mixture(out: Path, tmp_path: Path) -> None:
