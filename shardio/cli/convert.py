@@ -79,6 +79,11 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
             f"part {k}/{n} done: {report.unfinished.num_finished:,} of {shards} finished; the last "
             f"part to finish publishes. Missing: {first_of(report.unfinished.parts, 16)}"
         )
+        if report.unfinished.differing:
+            say(
+                "the missing parts were made from files of other sizes or times than SRC has here: copy SRC with its "
+                "times (cp -p, rsync -t), or run these parts again here"
+            )
     elif report.digest:
         say(next_step("view" if noun_of(report.source) == "image" else "info", out))
 

@@ -229,8 +229,7 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     if not output.parent.is_dir():
         raise ValueError(f"--output: the folder {output.parent} does not exist: create it first")
     splits = open_splits(out)
-    entry = next(iter(splits.values())).manifest.rejects
-    rejects = read_rejects(out / entry.file if entry else None)
+    rejects = read_rejects(out, next(iter(splits.values())).manifest.rejects)
     drawn = [] if source is None else refused_pictures(source, rejects[:MAX_REFUSED])
     refused = [
         (os.fsdecode(reject.key), reject.reason, reject.detail, picture)

@@ -40,7 +40,7 @@ from shardio.conversion.sources.names import by_split, entries, split_name
 from shardio.conversion.sources.npy import list_arrays
 from shardio.conversion.sources.parquet import holds_images, is_parquet, list_parquet
 from shardio.conversion.sources.rows import is_utf16
-from shardio.conversion.sources.table import OF_TABLES, Contents, Table, read_table
+from shardio.conversion.sources.table import OF_TABLES, Contents, Table, read_tables
 from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header, open_archive
 from shardio.conversion.sources.tree import holds_only_arrays, list_tree
 from shardio.conversion.sources.webdataset import ARCHIVES, is_pattern, list_webdataset
@@ -135,7 +135,7 @@ def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyC
     contents = _read_tables(options)
     told = {split for split, content in contents.items() if content.label_names}
     labels = "none" if "" in told else None if told and options.labels in OF_TABLES else options.labels
-    listing = list_source(src, options, labels, told)
+    listing = list_source(src, options, labels, told if contents else None)
     for way in ways:
         collection = listing.collect(labels, way)
         if contents:
@@ -228,20 +228,20 @@ def _tables(options: ConvertOptions) -> Mapping[str, Table]:
 
 
 def _read_tables(options: ConvertOptions) -> Mapping[str, Contents]:
-    return {split: read_table(table, options.labels, split) for split, table in _tables(options).items()}
+    return read_tables(_tables(options), options.labels)
 
 
 # --- kinds of storage -------------------------------------------------------------------------------------------------
 
 
 def list_source(
-    src: str | os.PathLike[str], options: ConvertOptions, labels: Labels | None, told: Set[str] = frozenset()
+    src: str | os.PathLike[str], options: ConvertOptions, labels: Labels | None, told: Set[str] | None = None
 ) -> Listing:
     """Scans SRC, and returns the Listing of its images or arrays.
 
     `labels` is used in place of the option: it decides if folders may or may not be classes, and "none" says that
     images need no labels. `told` are the splits whose labels come from `options.table`: their images get no labels
-    here. Raises SourceError if SRC cannot be converted, or could be of two kinds.
+    here. It is None without tables. Raises SourceError if SRC cannot be converted, or could be of two kinds.
     """
     table, path = src if isinstance(src, Table) else Table(src), Path(os.path.abspath(src))
     kind: str = options.source
@@ -308,7 +308,8 @@ def find_kind(src: Path) -> str:
                 return "webdataset"
             if tars or folders:
                 raise _two_kinds(src, ("webdataset", (tars or folders)[0]), others[0])
-        if is_parquet(src):
+        beside = _alone(files) if any(map(has_image_suffix, files)) else []  # may be tables of these pictures
+        if is_parquet(src) and (not beside or any(holds_images(src / name) for name in beside)):
             return "parquet"
         return "arrays" if holds_only_arrays(src) else "tree"
     except OSError:

@@ -46,7 +46,7 @@ from shardio.conversion.report import (
 )
 from shardio.conversion.sources.collection import UNREADABLE
 from shardio.conversion.sources.names import numbers_up_to
-from shardio.errors import ConvertError, SpaceError, shortened
+from shardio.errors import ConvertError, FormatError, SpaceError, shortened
 from shardio.format.entries import ArrayEntry, SplitEntry
 from shardio.format.layout import MANIFEST_NAME, REJECTS_NAME, has_label
 from shardio.format.manifest import Manifest
@@ -104,11 +104,14 @@ class Conversion:
         """The records of the finished tasks, by name of the shard. Complete when this call publishes the set."""
         self._missing: list[ShardTask] = []
         """The tasks of other parts that are not finished."""
+        self._differing = False  # whether all of these have records, but of other sources
 
     def run(self, start: float) -> ConvertReport:
         """Runs the conversion and returns its report. `start` is `time.monotonic()` when `convert` was called."""
         plan, monitor = self._plan, self._monitor
         before = published(plan)
+        if before is not None and (fault := FolderStorage(plan.out).find_fault(before)):
+            raise FormatError(f"{plan.out}: holds this set, but it is damaged: {fault}")
         manifest = before or self._make_set()
         if manifest is not None:
             fsync_folder(plan.out)  # the process that published the set may have been killed before
@@ -119,7 +122,7 @@ class Conversion:
             missing = {task.name for task in self._missing}
             parts = {number % self._num_parts + 1 for number, task in enumerate(plan.tasks) if task.name in missing}
             total, done = len(plan.tasks), len(plan.tasks) - len(missing)
-            return replace(work, unfinished=UnfinishedParts(total, done, tuple(sorted(parts))))
+            return replace(work, unfinished=UnfinishedParts(total, done, tuple(sorted(parts)), self._differing))
         return report_set(replace(work, published_before=before is not None), plan, manifest)
 
     def _make_set(self) -> Manifest | None:
@@ -174,6 +177,7 @@ class Conversion:
             self._monitor.check()
             records |= found
             self._missing = [task for task in self._others if task.name not in found]
+            self._differing = bool(self._missing) and not without_record(self._missing)
         self._records = records
 
     def _find_done(self) -> dict[str, ShardRecord]:

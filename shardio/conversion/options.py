@@ -103,7 +103,7 @@ class ConvertOptions:
     resample: Resample = _option("bicubic", "Filter for resizing, antialiased.")
     """Choose the filter that a pretrained model was trained with."""
     quality: Quality = _option(
-        "exact", "fast: decode JPEGs of at least four times SIZE at 1/2, 1/4 or 1/8 of their size (50 dB PSNR)."
+        "exact", "fast: decode JPEGs of at least four times SIZE at 1/2, 1/4 or 1/8 of their size (45 to 52 dB PSNR)."
     )
     """Choose "fast" for large photos: decodes JPEGs at 1/2, 1/4 or 1/8, but at least at twice the resized size."""
     pixels: Pixels = _option(

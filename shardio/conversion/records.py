@@ -25,6 +25,8 @@ from shardio.conversion.sources.collection import digest
 from shardio.errors import FormatError
 from shardio.format.entries import FileEntry, RejectsEntry, ShardEntry
 from shardio.format.layout import CRC32_ROW, REJECTS_NAME, WORK_FOLDER, index_dtype
+from shardio.sets.index import read_checked
+from shardio.sets.storage import FolderStorage
 from shardio.system.files import write_all, write_atomic
 from shardio.system.opening import naming, open_untrusted, read_untrusted
 
@@ -238,14 +240,16 @@ def _parse_reject(line: bytes) -> Reject | None:
     return None
 
 
-def read_rejects(path: Path | None) -> list[Reject]:
-    """Returns the refused sources in the rejects.jsonl at `path`; [] for None. Raises FormatError for a bad line."""
+def read_rejects(folder: Path, entry: RejectsEntry | None) -> list[Reject]:
+    """Returns the refused sources in the rejects.jsonl of the set in `folder`; [] for None. Raises FormatError if the
+    file is missing or not the one that `entry` describes, or for a bad line."""
     rejects = []
-    for number, line in enumerate(read_untrusted(path).splitlines() if path else (), start=1):
+    data = b"" if entry is None else read_checked(FolderStorage(folder), entry).tobytes()
+    for number, line in enumerate(data.splitlines(), start=1):
         if (reject := _parse_reject(line)) is None:
             raise FormatError(
-                f"{path}: line {number}: expected a JSON object with split, key, reason and detail, found "
-                f"{line[:80]!r}; `shardio verify` lists all damage, and `shardio repair` makes the file again"
+                f"{folder / REJECTS_NAME}: line {number}: expected a JSON object with split, key, reason and detail, "
+                f"found {line[:80]!r}; `shardio verify` lists all damage, and says how to repair it"
             )
         rejects.append(reject)
     return rejects

@@ -35,6 +35,8 @@ class UnfinishedParts:
     """The number of finished shards of all parts."""
     parts: tuple[int, ...]
     """The parts that have not finished: the numbers K, for the N of this call's `part=(K, N)`."""
+    differing: bool = False
+    """Whether these parts have finished, but from files of other sizes or times than SRC has here."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -317,7 +319,7 @@ def report_set(work: ConvertReport, plan: Plan, manifest: Manifest) -> ConvertRe
         ),
         nbytes=manifest.nbytes,
         num_sources=plan.collection.num_sources,
-        refused=_count_reasons(read_rejects(plan.out / manifest.rejects.file if manifest.rejects else None)),
+        refused=_count_reasons(read_rejects(plan.out, manifest.rejects)),
     )
 
 

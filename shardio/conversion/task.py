@@ -150,7 +150,7 @@ def _make_values(
         elif decoded is None or task.fit is None or spec.kind != "mask":
             values[spec.name] = given[spec.name]
         elif spec.source == "file":
-            values[spec.name] = task.fit.apply_nearest(_read_mask(task, spec, source, found, decoded))
+            values[spec.name] = task.fit.apply_nearest(_read_mask(task, spec, source, decoded))
         else:
             mask = turn(given[spec.name], decoded.orientation)
             expected = (*decoded.source_size, *spec.row.shape[2:])
@@ -162,18 +162,15 @@ def _make_values(
     return values
 
 
-def _read_mask(
-    task: ShardTask, spec: ArraySpec, source: Source, picture: bytes | DatasetItem, decoded: DecodedImage
-) -> NDArray[Any]:
+def _read_mask(task: ShardTask, spec: ArraySpec, source: Source, decoded: DecodedImage) -> NDArray[Any]:
     """Returns the mask in the source's mask file, with the dtype of `spec`, rotated like the picture, but not cropped
-    or resized yet. `picture` is the result of `Origin.read`, and `decoded` is the decoded picture."""
+    or resized yet. `decoded` is the decoded picture."""
     try:
         data = task.origin.read_mask(source)
         mask: NDArray[Any] = turn(decode_mask(data), decoded.orientation)
-        if (own := read_orientation(data)) != UPRIGHT:  # then the picture must have the same
-            stored = read_orientation(picture) if isinstance(picture, bytes) else UPRIGHT
-            if own != (shown := decoded.orientation if decoded.orientation != UPRIGHT else stored):
-                raise DecodeError("damaged", f"expected the orientation of the picture, {shown}, found {own}")
+        if (own := read_orientation(data)) not in (UPRIGHT, decoded.stored_orientation):
+            expected = f"expected the orientation of the picture, {decoded.stored_orientation}"
+            raise DecodeError("damaged", f"{expected}, found {own}")
         if mask.shape != decoded.source_size:
             turned = " after rotating the mask like the picture" if decoded.orientation != 1 else ""
             (height, width), (found_height, found_width) = decoded.source_size, mask.shape

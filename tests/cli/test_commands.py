@@ -29,6 +29,7 @@ from pictures import random_picture, write_jpeg
 from places import ROOT
 
 from shardio.cli import main
+from shardio.cli.output import next_step
 from shardio.conversion.convert import convert
 from shardio.conversion.options import Progress
 from shardio.conversion.writing.set_writer import ShardWriter
@@ -132,6 +133,10 @@ def test_the_next_step_after_damage_is_one_that_works(converted: Path, tmp_path:
             assert shardio(*shlex.split(expected)[2:]).returncode == 0
     (converted / "manifest.json").write_bytes(b"{}")
     assert "next: " not in shardio("verify", converted).stdout
+
+
+def test_the_next_step_for_a_folder_like_an_option_is_one_that_works() -> None:
+    assert next_step("view", Path("-o"), "--indices", "1") == "next: shardio view ./-o --indices 1"
 
 
 def test_verify_names_the_damaged_sample_and_exits_with_1(converted: Path) -> None:
@@ -320,6 +325,7 @@ def test_a_second_ctrl_c_while_the_first_is_reported_prints_no_traceback() -> No
     code = """
 from unittest import mock
 from shardio.cli import main
+from shardio.cli.output import next_step
 main.cli = main.say = mock.Mock(side_effect=KeyboardInterrupt)
 main.main()
 """

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import errno
 import gc
+import hashlib
 import json
 import multiprocessing
 import multiprocessing.forkserver
@@ -49,10 +50,12 @@ from shardio.conversion.records import Reject, read_rejects
 from shardio.conversion.repair import repair
 from shardio.conversion.report import show_progress
 from shardio.errors import ConvertError, FormatError, ShardioError, SpaceError
+from shardio.format.entries import RejectsEntry
 from shardio.format.layout import MAX_SIDE, crc32
 from shardio.kernels.resample import to_yuv420
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
+from shardio.system.files import _machine
 from shardio.system.progress import Bar
 
 
@@ -599,7 +602,7 @@ def test_what_killed_processes_left_is_swept(
     if is_finished:
         convert(image_tree, out, **OPTIONS)
         put(out, ".convert/train-00000.npy.refused.jsonl", content=b"")
-    put(out, ".train-00000.npy.0123456789abcdef.tmp", content=b"half")
+    put(out, f".train-00000.npy.{_machine()}-0123456789abcdef.tmp", content=b"half")
     assert convert(image_tree, out, **OPTIONS).num_converted == (0 if is_finished else 18)
     assert hashes(out) == finished
     assert not (out / ".convert").exists()
@@ -716,7 +719,7 @@ def test_ctrl_c_with_worker_processes_leaves_no_trace_and_the_same_call_goes_on(
     def ctrl_c(progress: Progress) -> None:
         if progress.done >= 3 * PER_SHARD:
             # As a worker leaves it that is killed while it writes a record.
-            (out / ".convert" / ".train-00009.npy.json.0123456789abcdef.tmp").touch()
+            (out / ".convert" / f".train-00009.npy.json.{_machine()}-0123456789abcdef.tmp").touch()
             signal.raise_signal(signal.SIGINT)
 
     before = child_processes()
@@ -765,9 +768,32 @@ BRACKETS = b"[" * 100_000
 )
 def test_a_line_of_the_rejects_that_is_none_is_named(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "rejects.jsonl"
-    path.write_bytes(Reject("train", b"a", "empty", "").to_line() + line + b"\n")
+    path.write_bytes(data := Reject("train", b"a", "empty", "").to_line() + line + b"\n")
+    entry = RejectsEntry(path.name, len(data), hashlib.sha256(data).hexdigest(), 2)
     with pytest.raises(FormatError, match=r"rejects\.jsonl: line 2: expected a JSON object with split, key"):
-        read_rejects(path)
+        read_rejects(tmp_path, entry)
+
+
+def test_rejects_that_are_not_those_of_the_manifest_are_named(image_tree: Path, out: Path) -> None:
+    (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
+    convert(image_tree, out, **OPTIONS, max_bad=1)
+    path = out / "rejects.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"broken", b"sounds"))
+    with pytest.raises(FormatError, match=r"rejects\.jsonl: sha256"):
+        convert(image_tree, out, **OPTIONS, max_bad=1)
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: os.truncate(path, 5000)])
+def test_a_finished_set_that_lacks_a_file_is_not_called_done(
+    image_tree: Path, out: Path, finished: dict[str, str], spoil: Callable[[Path], None]
+) -> None:
+    convert(image_tree, out, **OPTIONS)
+    spoil(out / "train-00001.npy")
+    with pytest.raises(FormatError, match=r"is damaged: .*train-00001\.npy: .*repair"):
+        convert(image_tree, out, **OPTIONS)
+    repair(out, image_tree)
+    assert convert(image_tree, out, **OPTIONS).published_before
+    assert hashes(out) == finished
 
 
 def test_a_plan_that_is_none_is_another_kind_of_conversion(image_tree: Path, out: Path) -> None:

@@ -329,6 +329,8 @@ def test_an_image_of_val_that_is_missing_is_refused_and_one_without_a_label_an_e
     annotations = tiny / "val/val_annotations.txt"
     annotations.write_text(annotations.read_text().replace("val_3.JPEG\tn03126707", "val_3.JPEG\tn09"))
     assert "val_annotations.txt: expected classes of wnids.txt, found 'n09'" in refused(tiny)
+    annotations.write_text(f"{annotations.read_text()}val_3.JPEG\t{CLASSES[0]}\t0\t0\t9\t9\n")
+    assert "val_annotations.txt: expected one class for each image, found two for 'val_3.JPEG'" in refused(tiny)
 
 
 def test_an_incomplete_download_is_an_error(tiny: Path) -> None:

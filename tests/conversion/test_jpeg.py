@@ -170,6 +170,34 @@ def test_only_scans_of_the_first_picture_count() -> None:
     assert decode_image(data).warning == ""
 
 
+def test_scans_that_are_missing_are_noted() -> None:
+    data = KINDS["progressive"]
+    whole = decode_image(data)
+    assert whole.facts == ()
+    scans = [
+        i for i in range(len(data)) if data[i : i + 2] == b"\xff\xda" and data[i + 2 : i + 4] in (b"\0\x08", b"\0\x0c")
+    ]
+    assert len(scans) == read_jpeg_header(data).num_scans == 10
+    for number, start in enumerate(scans[1:], start=1):
+        cut = data[:start] + EOI
+        assert read_jpeg_header(cut).num_scans == number
+        assert decode_image(cut).facts == ("blurred",)
+
+
+@pytest.mark.parametrize("frame", [0xC0, 0xC2])
+def test_a_component_without_a_scan_is_damage(frame: int) -> None:
+    # Three components of one block, a scan each: the mean only, of one code of one bit.
+    parts = [SOI, segment(0xDB, b"\0" + b"\x01" * 64)]
+    parts.append(segment(frame, b"\x08\0\x08\0\x08\x03" + b"".join(bytes([n, 0x11, 0]) for n in (1, 2, 3))))
+    parts += [segment(0xC4, table + b"\x01" + bytes(15) + b"\0") for table in (b"\x00", b"\x10")]
+    last = 63 if frame == 0xC0 else 0
+    scans = [segment(0xDA, bytes([1, n, 0, 0, last, 0])) + b"\x3f" for n in (1, 2, 3)]
+    assert (decode_image(b"".join([*parts, *scans, EOI])).pixels == 128).all()
+    for number in (1, 2):
+        with pytest.raises(DecodeError, match=f"^damaged: .*component, found none of {3 - number}"):
+            decode_image(b"".join([*parts, *scans[:number], EOI]))
+
+
 # --- junk in the header -----------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import pytest
 from conversions import rejects
 from folders import hashes
 from numpy.typing import NDArray
-from pictures import encode, random_picture
+from pictures import encode, needs_avif, random_picture
 from PIL import Image
 
 from shardio.conversion.convert import convert
@@ -136,6 +136,16 @@ def test_a_mask_with_another_orientation_than_its_picture_is_refused(tmp_path: P
         refused = {one["key"]: one["detail"] for one in rejects(tmp_path / str(rotate))}
         assert sorted(refused) == ["none.jpg", "none.tif"]
         assert all("orientation of the picture, " in detail for detail in refused.values())
+
+
+@needs_avif
+def test_a_mask_may_have_the_orientation_of_its_avif(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    put(tmp_path / "src" / "same.avif", encode(WHITE, "AVIF", exif=exif))
+    put(tmp_path / "masks" / "same.png", encode(SEVEN, "PNG", exif=exif))
+    for rotate in (False, True):
+        assert are_turned(tmp_path, rotate) == {"same.avif": rotate}
 
 
 def test_masks_of_reduced_pictures_are_those_of_whole_ones(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from folders import put
 from pictures import encode
 from storages import scan
 
+from shardio.conversion.sources import tree
 from shardio.conversion.sources.doubt import DoubtError
 
 NUMBERS = "0 1 2 3"
@@ -24,7 +25,7 @@ def write(text: str, root: Path) -> int:
     number of the folder, {s} a suffix of its own, {t} an ending, and @20 the width. A file of "+ ..." lies beside the
     pictures.
     """
-    count = 0
+    count, last = 0, dict[str, None]()
     for one in text.split(";"):
         split, _, rest = one.strip().rpartition(" = ")
         folders, _, names = rest.partition(": ")
@@ -40,6 +41,7 @@ def write(text: str, root: Path) -> int:
                 picture = encode(np.zeros(shape[: 3 - is_gray], np.uint8), "PNG")
                 put(root / split / folder.rstrip("~-"), file, content=picture)
                 written[file], count = None, count + 1
+        written = last = written or last  # a table without pictures beside it lists those of the last split
         rows = "".join(f"{file},a\n" for file in written)
         objects = "".join(f'{{"file_name": "{file}", "label": "a"}}\n' for file in written)
         for name in beside.split():
@@ -71,7 +73,11 @@ CLEAR = {
     "digits": f"0 1 2 3 4 5 6 7 8 9: {NUMBERS}",
     "other scripts": f"图像 標籤: {NUMBERS}",
     "empty folders of other names": f"cat dog tiger- wolf-: {NUMBERS}",
+    "files of no splits": f"cat dog: {NUMBERS} + labels.txt labels.csv train.csv classes.txt README.txt train.zip",
+    "unpacked archives": f"train = cat dog: {NUMBERS}; val = cat dog: {NUMBERS}; :  + train.zip val.tar.gz images.tar",
     "flat": f": {NUMBERS}",
+    "flat with names of classes": f": {NUMBERS} + classes.txt README.txt",
+    "parts of archives": f"train = cat dog: {NUMBERS}; :  + annotations_test.tar.gz image_info_test2017.zip",
 }
 
 
@@ -178,6 +184,7 @@ IN_DOUBT = {
         FIRST_LISTS.format("HAM10000_metadata.csv"),
     ),
     "BigEarthNet": ("S2A_0_45 S2A_1_45: S2A_{i}_45_B01 S2A_{i}_45_B8A", NO_LABELS),
+    "backslashes": (r": train\cat\1 train\dog\2 val\cat\3", NO_LABELS),
     "DCIM": ("100APPLE 101APPLE: IMG_{i}1 IMG_{i}2", NO_LABELS),
     "SA-1B": ("sa_0020 sa_0021: sa_{i}1 sa_{i}2 + sa_0020/sa_01.json", NO_LABELS),
     "img2dataset": ("00000 00001: {i}1 {i}2 + 00000/01.json", NO_LABELS),
@@ -188,6 +195,11 @@ IN_DOUBT = {
     "two observers": (": 01L 01L_1stHO~ 01L_2ndHO~ 02L 02L_1stHO~ 02L_2ndHO~", PICTURES),
     "iNaturalist": ("Aves/2761 Aves/2762 Plantae/2763: {i}1 {i}2", LEAVES),
     "Places365": ("a/airfield b/bar/indoor b/cafe/indoor: {i}1 {i}2", NO_LABELS),
+    "splits in classes": ("n1/train n1/test n2/train: {i}1 {i}2", ONE_SPLIT),
+    "scenes of several depths": (
+        "a/abbey s/church/indoor s/church/outdoor t/bar/indoor t/bar/outdoor u/zoo/indoor u/zoo/outdoor: {i}1 {i}2",
+        CLASSES.replace("2", "4") + NO_LABELS,
+    ),
     "sessions": ("cat/day1 cat/day2 dog/day1 dog/day2: {i}1 {i}2", CLASSES + TWO_LEAVES),
     "patients": ("8863/benign 8863/malign 8864/benign 8864/malign: {i}1 {i}2", TWO_LEAVES),
     "numbered classes of patients": ("8863/0 8863/1 8864/0 8864/1: {i}1 {i}2", TWO_LEAVES),
@@ -203,12 +215,36 @@ IN_DOUBT = {
     "one class": (f"cat: {NUMBERS}", "cat is the only class; no image has a label"),
     "Food-101": ("images/cake images/pie meta-: {i}1 {i}2", THE_TWO.format("images") + NO_LABELS),
     "imagefolder": (f": {NUMBERS} + metadata.csv", FIRST_LISTS.format("metadata.csv")),
+    "FairFace": (
+        f"train = : {NUMBERS}; val = : {NUMBERS}; :  + fairface_label_train.csv fairface_label_val.csv",
+        FIRST_LISTS.format("fairface_label_train.csv"),
+    ),
+    **{
+        name: (f"train = : {NUMBERS}; test = : {NUMBERS}; :  + {name}", FIRST_LISTS.format(name))
+        for name in ("Train.csv", "trainLabels.csv", "labels.txt", "labels.json")
+    },
+    "lists of splits": ("cat dog: {i}1 {i}2 + test.txt train.txt", CLASSES + FIRST_LISTS.format("test.txt")),
+    "an archive of another split": (
+        "train = cat dog: {i}1 {i}2; :  + val.zip",
+        THE_TWO.format("train") + NO_LABELS,
+    ),
     "Roboflow": (f"train = : {NUMBERS} + _classes.csv", FIRST_LISTS.format("_classes.csv")),
     "imagefolder in splits": (
         f"train = : {NUMBERS} + metadata.jsonl; val = : {NUMBERS} + metadata.jsonl",
         FIRST_LISTS.format("metadata.jsonl"),
     ),
 }  # fmt: skip
+
+
+def test_texts_that_name_no_images_are_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "read_rows", None)  # which would read a JSON document whole
+    for name, layout in (("classes", f"cat dog: {NUMBERS}"), ("flat", f": {NUMBERS}")):
+        count = write(layout, tmp_path / name)
+        for text in ("requirements-test.txt", "label_names.txt", "test_stats.json", "1_caption.txt"):
+            put(tmp_path / name, text, content=b"two words\n")
+        if name == "classes":
+            put(tmp_path / name, "annotations.json", content=b'{"images": [{"file_name": "1.jpg"}]}')
+        assert scan(tmp_path / name).num_sources == count
 
 
 @pytest.mark.parametrize("name", IN_DOUBT)
@@ -218,3 +254,27 @@ def test_each_reading_of_other_layouts_says_what_is_so(name: str, tmp_path: Path
     with pytest.raises(DoubtError) as caught:  # whose commands a fixture runs
         scan(tmp_path)
     assert "; ".join(reading.meaning for reading in caught.value.readings) == expected
+
+
+def test_a_column_of_splits_next_to_class_folders_is_a_doubt(tmp_path: Path) -> None:
+    write("cat dog: {i}1", tmp_path)
+    put(tmp_path, "notes.csv", content=b"file_name,label,Split\ncat/01.jpg,cat,train\ndog/11.jpg,cat,test\n")
+    with pytest.raises(DoubtError, match=r"'notes\.csv' next to them") as caught:
+        scan(tmp_path)
+    assert [one.meaning for one in caught.value.readings] == [*(CLASSES + FIRST_LISTS.format("notes.csv")).split("; ")]
+    assert [*scan(tmp_path, labels="folders").splits] == ["train"]
+    assert [*scan(tmp_path, table=tmp_path / "notes.csv").splits] == ["train", "test"]
+
+
+def test_tables_that_are_given_are_neither_asked_about_nor_replaced(tmp_path: Path) -> None:
+    tables = {split: tmp_path / "src" / f"{split}.txt" for split in ("train", "test")}
+    write("cat dog: {i}1", tmp_path / "src")
+    for split, path in zip(tables, ("cat/01.jpg\ndog/11.jpg\n", "dog/11.jpg\n"), strict=True):
+        put(tmp_path / "src", f"{split}.txt", content=path.encode())
+    put(tmp_path / "src", "train.txt", content=b"cat/01.jpg\n")
+    found = scan(tmp_path / "src", table=tables)
+    assert {split: [one.label for one in some] for split, some in found.splits.items()} == {"train": [0], "test": [1]}
+    write("images_001 images_002: {i}1 + BBox_List.csv", tmp_path / "chest")
+    with pytest.raises(DoubtError) as caught:
+        scan(tmp_path / "chest", table=tables)
+    assert [one.meaning for one in caught.value.readings] == [NO_LABELS]

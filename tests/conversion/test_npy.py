@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from command import called
+from conversions import rejects_of
 from folders import contents, flip, put
 from numpy.typing import NDArray
 from pictures import random_picture, write_jpeg
 from storages import npy_bytes, scan
 
 from shardio.conversion.convert import convert
-from shardio.conversion.records import read_rejects
 from shardio.conversion.repair import repair
 from shardio.errors import ConvertError, DecodeError, SourceError, SpaceError
 from shardio.loading.loader import ShardLoader
@@ -186,7 +186,7 @@ def test_arrays_of_a_tree_that_cannot_be_stored_are_listed(tmp_path: Path) -> No
     assert "100.npy: empty" in str(caught.value)
     report = convert(src, tmp_path / "out", max_bad=0.5)
     assert report.num_samples == {"train": COUNT}
-    found = {reject.key: (reject.reason, reject.detail) for reject in read_rejects(tmp_path / "out" / "rejects.jsonl")}
+    found = {reject.key: (reject.reason, reject.detail) for reject in rejects_of(tmp_path / "out")}
     for number, (_, reason, detail) in enumerate(HOSTILE_SAMPLES.values(), 100):
         assert found[b"%d.npy" % number][0] == reason
         assert detail in found[b"%d.npy" % number][1]
@@ -196,7 +196,7 @@ def test_a_bool_that_is_neither_0_nor_1_is_refused(tmp_path: Path) -> None:
     data = npy_bytes(np.zeros((50, 4), bool))
     (tmp_path / "a.npy").write_bytes(data[:-1] + b"\x07")
     convert(tmp_path / "a.npy", tmp_path / "out", max_bad=1)
-    (reject,) = read_rejects(tmp_path / "out" / "rejects.jsonl")
+    (reject,) = rejects_of(tmp_path / "out")
     assert (reject.key, reject.reason, "found 7" in reject.detail) == (b"49", "damaged", True)
 
 

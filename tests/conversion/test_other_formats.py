@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 from conversions import decode_or_refuse
 from numpy.typing import NDArray
-from pictures import encode, random_picture
-from PIL import Image, features
+from pictures import HAS_AVIF, encode, needs_avif, random_picture
+from PIL import Image
 
 from shardio.conversion.images import others
 from shardio.conversion.images.decode import DecodedImage, decode_image
@@ -28,8 +29,6 @@ BITS = GRAY > 127
 ALPHA = random_picture(RNG, 23, 37)[:, :, 0]
 DEEP = (GRAY.astype(np.uint16) << 8) + 77
 BEHIND = (200, 100, 50)
-HAS_AVIF = "avif" in features.modules and features.check("avif")
-needs_avif = pytest.mark.skipif(not HAS_AVIF, reason="needs a Pillow with AVIF")
 
 
 pytestmark = pytest.mark.usefixtures("nothing_printed")
@@ -77,6 +76,14 @@ def padded_rows(values: NDArray[Any]) -> bytes:
     return np.pad(rows, ((0, 0), (0, -rows.shape[1] % 4))).tobytes()
 
 
+def in_planes(pixels: NDArray[Any], packed: bool, *extra: int, meaning: int = 2) -> bytes:
+    """A TIFF of one strip for each plane; `extra` says what a further band is."""
+    planes = [zlib.compress(plane) if packed else plane for plane in map(np.ndarray.tobytes, pixels.transpose(2, 0, 1))]
+    count, sizes = len(planes), tuple(map(len, planes))
+    tags = {258: (8 * pixels.itemsize,) * count, 259: (8 if packed else 1,), 262: (meaning,), 277: (count,), 284: (2,)}
+    return tiff(tags | {273: tuple(8 + sum(sizes[:i]) for i in range(count)), 279: sizes, 338: extra}, b"".join(planes))
+
+
 RGBA = np.dstack([RGB, ALPHA])
 DEEP_RGB = (RGB.astype(np.uint16) << 8) + 200
 WHITE_IS_0, BLACK_IS_0, COLORS = {262: (0,)}, {262: (1,)}, {262: (2,), 258: (8, 8, 8), 277: (3,)}
@@ -114,13 +121,17 @@ EXACT: dict[str, tuple[bytes, NDArray[Any]]] = {
         tiff(BLACK_IS_0 | {258: (4,)}, (np.pad(GRAY, ((0, 0), (0, 1)))[:, ::2] & 0xF0).tobytes()),
         gray(0 * GRAY),
     ),
-    "TIFF of planes": (
-        tiff(
-            COLORS | {284: (2,), 273: (8, 8 + GRAY.size, 8 + 2 * GRAY.size), 279: (GRAY.size,) * 3},
-            RGB.transpose(2, 0, 1).tobytes(),
-        ),
-        RGB,
-    ),
+    "TIFF of planes": (in_planes(RGB, False), RGB),
+    **{
+        f"TIFF of planes, {name}": (in_planes(pixels, packed, *extra, meaning=meaning), expected)
+        for name, pixels, packed, extra, meaning, expected in (
+            ("deflated", RGB, True, (), 2, RGB),
+            ("16 bits, deflated", DEEP_RGB, True, (), 2, RGB),
+            ("alpha", RGBA, False, (2,), 2, over(RGB, ALPHA)),
+            ("alpha of 16 bits, deflated", RGBA * np.uint16(257), True, (2,), 2, over(RGB, ALPHA)),
+            ("inks", np.dstack([255 - RGB, 0 * GRAY]), False, (), 5, RGB),
+        )
+    },
     "TIFF, 16 bits, big endian": (tiff(BLACK_IS_0 | {258: (16,)}, DEEP.astype(">u2").tobytes(), ">"), gray(DEEP / 257)),
     "TIFF, colors of 16 bits": (tiff(COLORS | {258: (16,) * 3}, DEEP_RGB.astype("<u2").tobytes()), RGB),
     "TIFF with a band of no declared meaning": (tiff(COLORS | {258: (8,) * 4, 277: (4,)}, RGBA.tobytes()), RGB),
@@ -236,6 +247,18 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "TIFF of a fax": (encode(Image.fromarray(BITS), "TIFF", compression="group4"), "unsupported: .*group4"),
     "TIFF of an unknown compression": (tiff(BLACK_IS_0 | {258: (8,), 259: (777,)}, bytes(2000)), "unsupported: .*777"),
     "TIFF of a camera": (tiff(BLACK_IS_0 | {254: (1,), 258: (8,)}, bytes(2000)), "unsupported: .*camera"),
+    "TIFF of signed numbers": (tiff(BLACK_IS_0 | {258: (8,), 339: (2,)}, bytes(900)), "unsupported: .*signed"),
+    "TIFF of bits in reverse": (tiff(WHITE_IS_0 | {258: (8,), 266: (2,)}, bytes(900)), "unsupported: .*raw mode"),
+    **{
+        f"TIFF of {number} planes, {bits} bits, packed {packed}, {extra}": (
+            in_planes(np.zeros((23, 37, number), f"u{bits // 8}"), packed, *extra, meaning=1 + (number > 2)),
+            f"unsupported: .*({number} separate planes of {bits} bits|string index)",
+        )
+        for number, bits, packed, extra in (
+            *((3, 16, False, ()), (4, 16, False, (2,)), (2, 8, False, (2,)), (2, 8, True, (2,))),
+            *((4, 8, False, ()), (4, 8, True, ()), (4, 8, False, (0,)), (4, 8, False, (1,)), (4, 16, True, (1,))),
+        )
+    },
     "TIFF without a meaning": (tiff({258: (8,)}, bytes(2000)), "unsupported: .*photometric"),
     "TIFF, strip outside of the file": (
         tiff(BLACK_IS_0 | {258: (8,), 273: (1 << 30,)}, bytes(900)),

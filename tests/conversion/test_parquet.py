@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command import called
-from conversions import OPTIONS, convert_twice_at_once, interrupted, rejects, undisturbed
+from conversions import OPTIONS, convert_twice_at_once, interrupted, rejects, rejects_of, undisturbed
 from disks import FailingDisk
-from folders import everything, hashes, stamps
+from folders import everything, hashes, put, stamps
 from numpy.typing import NDArray
 from pictures import random_jpeg, random_picture, write_jpeg
 from storages import hub_metadata, hub_table, keys, put_parquet, scan, write_parquet
@@ -32,7 +32,6 @@ from shardio.conversion.collect import collect, read_again
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.estimate import estimate
 from shardio.conversion.options import ConvertOptions, Progress
-from shardio.conversion.records import read_rejects
 from shardio.conversion.sources import collection, spool
 from shardio.conversion.sources.collection import Collection, Source
 from shardio.conversion.sources.doubt import DoubtError
@@ -152,6 +151,7 @@ def test_names_are_those_of_the_paths_or_else_numbers(tmp_path: Path) -> None:
         ("a.JPEG", b"00000006"),  # the same as the first path
         ("d\0.JPEG", b"00000007"),
         ("ü☃.png", "ü☃.png".encode()),
+        *(("00000010", b"00000010"), (None, b"00000010_")),  # the number of the last row
     ]
     built = hub_table([b"x"] * len(names), [0] * len(names), [path for path, _ in names])
     put_parquet(tmp_path / "a.parquet", built, row_group_size=2)
@@ -163,6 +163,22 @@ def test_names_are_those_of_the_paths_or_else_numbers(tmp_path: Path) -> None:
     assert keys(listed(tmp_path / "a.parquet")) == {"train": numbers}
     with pytest.raises(SourceError, match="found none"):
         listed(tmp_path / "gone.parquet")
+
+
+def test_parquet_beside_pictures_is_their_table_and_in_a_folder_is_named(tmp_path: Path, picture: bytes) -> None:
+    for name in ("1.jpg", "2.jpg"):
+        put(tmp_path / "photos", name, content=picture)
+    put_parquet(tmp_path / "photos/metadata.parquet", pa.table({"file_name": ["1.jpg", "2.jpg"], "label": ["a", "b"]}))
+    with pytest.raises(DoubtError, match=r"'metadata\.parquet' next to them") as caught:  # a fixture runs the commands
+        scan(tmp_path / "photos")
+    found = scan(tmp_path / "photos", table=caught.value.readings[0].options["--table"][0])
+    assert (found.kind, found.classes) == ("tree", ("a", "b"))
+    put_parquet(tmp_path / "photos/metadata.parquet", hub_table([picture], [0]))
+    assert scan(tmp_path / "photos").kind == "parquet"
+    put_parquet(tmp_path / "hub/mnist/train-00000-of-00001.parquet", hub_table([picture], [0]))
+    with pytest.raises(DoubtError, match="found parquet files in 'mnist'") as caught:
+        scan(tmp_path / "hub")
+    assert scan(Path(caught.value.commands[0][1])).num_sources == 1
 
 
 def test_scanning_reads_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +221,7 @@ CHOICES: dict[str, tuple[dict[str, Any], list[Any] | str]] = {
     "texts": ({"label": CATS, "age": [20, 21, 22, 23]}, ["cat", "dog", "cat"]),
     "texts in a dictionary": ({"labels": pa.array(CATS).dictionary_encode()}, ["cat", "dog", "cat"]),
     "texts with blanks": ({"label": ["b ", " a", "", "b"]}, ["b", "a", "b"]),
+    "texts that mark what is missing in CSV": ({"label": ["NA", "null", "nan", "N/A"]}, ["NA", "null", "nan", "N/A"]),
     "integers as texts": ({"label": ["2", "0", "2", "0"]}, ["2", "0", "2", "0"]),
     "bools": ({"label": [True, False, None, True]}, ["1", "0", "1"]),
     "fine_label": ({"fine_label": [1, 0, 1, -1]}, ["1", "0", "1"]),
@@ -538,5 +555,5 @@ def test_columns_are_found_again_by_the_keys(tmp_path: Path, picture: bytes) -> 
 def test_refused_rows_of_labeled_parquet_are_drawn(tmp_path: Path, picture: bytes) -> None:
     src = put_parquet(tmp_path / "a.parquet", hub_table([picture, picture[:-40]], [0, 1]))
     convert(src, tmp_path / "out", **{**OPTIONS, "max_bad": 1})
-    (drawn,) = refused_pictures(src, read_rejects(tmp_path / "out" / "rejects.jsonl"))
+    (drawn,) = refused_pictures(src, rejects_of(tmp_path / "out"))
     assert drawn is not None

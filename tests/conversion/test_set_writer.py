@@ -13,12 +13,14 @@ from disks import FailingDisk, every_failure
 from folders import contents, put
 from numpy.typing import NDArray
 from pictures import sample_pixels
+from PIL import Image
 
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import ConvertError
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
+from shardio.system.files import _machine
 
 SHAPE = (6, 5, 3)
 NBYTES = 90
@@ -153,6 +155,11 @@ ABSENT = object()
                 np.zeros(SHAPE, bool),
             )
         ),
+        *(
+            ({"image": image}, TypeError, f"image must be .*{kind}")
+            for image, kind in (([[0]], "list"), (None, "None"))
+        ),
+        ({"image": Image.new("RGB", (5, 6))}, TypeError, "image must be a NumPy array.*found Image"),
         *(({"label": label}, TypeError, "label must be an integer") for label in (0.5, 1.0, "1", None, np.float32(1))),
         *(({"label": label}, ValueError, f"label .*{label}$") for label in (1 << 63, -(1 << 63) - 1)),
         *(({"key": key}, ValueError, "key must not end in a NUL byte") for key in (b"a\0", "a\0", b"\0")),
@@ -330,7 +337,7 @@ def test_a_set_is_published_or_the_folder_is_empty_whatever_call_fails(tmp_path:
 
 
 def test_what_a_killed_writer_left_is_no_obstacle_and_changes_no_byte(tmp_path: Path) -> None:
-    put(tmp_path / "one", ".train-00000.npy.0123456789abcdef.tmp", content=b"half")
+    put(tmp_path / "one", f".train-00000.npy.{_machine()}-0123456789abcdef.tmp", content=b"half")
     for name in ("one", "two"):
         write_small_set(tmp_path / name)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.doubt import DoubtError
 from shardio.conversion.sources.listed import list_table
+from shardio.conversion.sources.rows import read_rows
 from shardio.conversion.sources.table import Table
 from shardio.errors import DecodeError, SourceError
 
@@ -69,6 +72,9 @@ def test_a_line_is_a_path_and_a_label_which_is_the_last_word_or_comes_after_a_ta
     found = listed(folder, "b/3.jpg 1\na/1.jpg   0\r\n\nmy dog.jpg\t2  \na/2.jpg 0")
     assert rows(found) == [(b"b/3.jpg", 1), (b"a/1.jpg", 0), (b"my dog.jpg", 2), (b"a/2.jpg", 0)]
     assert (found.classes, found.kind, list(found.splits)) == (("0", "1", "2"), "list", ["train"])
+    put(folder, "0.jpg", "2.jpg")
+    found = listed(folder, "0 0\na/1.jpg 1\n2 0\nmy dog\t1\n")
+    assert rows(found) == [(b"0.jpg", 0), (b"a/1.jpg", 1), (b"2.jpg", 0), (b"my dog.jpg", 1)]
     found = listed(folder, "a/1.jpg\tgreat white shark\nmy dog.jpg\tdog\n")
     assert (rows(found), found.classes) == ([(b"a/1.jpg", 1), (b"my dog.jpg", 0)], ("dog", "great white shark"))
 
@@ -175,6 +181,7 @@ def test_columns_can_be_named(folder: Path) -> None:
     text_of_two = '"path","a, b",sea\na/1.jpg,1,0\na/2.jpg,1,1\n'
     found = listed(folder, text_of_two, "l.csv", label_columns=["a, b", "sea"])
     assert (found.classes, [label for _, label in rows(found)]) == (("a, b", "sea"), [(1, 0), (1, 1)])
+    assert "fill in empty cells" in refused(folder, "path,a,b\na/1.jpg,1,\n", "l.csv", label_columns=["a", "b"])
     for option in ("path_column", "split_column"):
         assert "'gone', found the columns 'id'" in refused(folder, text, "l.csv", **{option: "gone"})
     with pytest.raises(ValueError, match="distinct, found 'id' twice"):
@@ -248,6 +255,17 @@ DOUBTS: dict[str, tuple[str, str]] = {
     "codes with zeros": ("label 001 00a", "--labels classes"),
     "no label": ("label x n/a", "--unlabeled skip / --labels none"),
     "numbers of splits": ("label x y / split 0 1", "--split-column split / --split-column none"),
+    "a set of other things": ("label x y / set Jungle Fossil", "--split-column set / --split-column none"),
+    "a subset of known names": ("label x x / subset train val", ""),
+    "a flag without is": ("label x y / test 0 1", "--split-column test / --split-column none"),
+    "two flags": (
+        "label x y / train True False / valid 0 1",
+        "--split-column train / --split-column valid / --split-column none",
+    ),
+    "a test of other things": ("label x y / test blood urine", ""),
+    "one text": ("source web web", "--label-column source / --labels none"),
+    "one class": ("label x x", ""),
+    "a negative number": ("label -1 1", "--labels numbers / --labels none"),
 }
 
 
@@ -310,6 +328,8 @@ def test_unused_columns_and_many_different_texts(folder: Path) -> None:
 def test_a_flag_is_a_split_and_an_empty_cell_is_train_unless_the_folder_says_another(folder: Path) -> None:
     text = "path,label,is_valid\na/1.jpg,x,1\na/2.jpg,x,0\n"
     assert list(listed(folder, text, "l.csv", split_column="is_valid").splits) == ["train", "val"]
+    text_of_test = text.replace("is_valid", "Test")
+    assert rows(listed(folder, text_of_test, "l.csv", split_column="Test"), "test") == [(b"a/1.jpg", 0)]
     text = '{"path": "a/1.jpg", "split": 0}\n{"path": "a/2.jpg", "split": 1}\n'
     assert list(listed(folder, text, split_column="split").splits) == ["0", "1"]
     put(folder, "val/1.jpg")
@@ -401,6 +421,70 @@ def test_tables_of_splits_have_the_same_columns_in_the_same_order(tmp_path: Path
             collect(tmp_path / "src", options)
 
 
+def test_a_named_column_of_labels_in_one_table_is_the_only_one(tmp_path: Path) -> None:
+    put(tmp_path / "src", "train/1.jpg", "train/2.jpg", "test/3.jpg")
+
+    def labels(train: str, test: str, values: str = "x,7", **options: Any) -> list[int | None]:
+        texts = {"train": f"id,{train}\n1,x,0\n2,y,0\n", "test": f"id,{test}\n3,{values}\n"}
+        found = collect(tmp_path / "src", ConvertOptions(table=tables(tmp_path, texts, **options)))
+        return [label for split in ("train", "test") for _, label in rows(found, split)]
+
+    assert labels("label,age", "patient,age") == [0, 1, None]
+    assert labels("Label,age", "label,age") == [0, 1, 0]
+    assert labels("kind,age", "kind,age", label_columns=["kind"]) == [0, 1, 0]
+    assert labels("class,x", "category,x") == [0, 1, 0]
+    assert labels("label,x", "grade", "7") == labels("label,x", "breed", "z") == [0, 1, None]
+    for train, test, values, columns in (
+        ("label,class", "class,x", "x,7", ["class"]),
+        ("class,x", "category,x", "z,7", []),
+        ("label,x", "breed", "x", []),
+    ):
+        name = test.removesuffix(",x")
+        with pytest.raises(DoubtError, match=rf"test\.csv: .*'{train[:5]}' in train\.csv and '{name}'") as caught:
+            labels(train, test, values)
+        words = [*(("--label-column", name) for name in columns), ("--labels", "none")]
+        assert [command[7:] for command in caught.value.commands] == words
+    with pytest.raises(SourceError, match=r"test\.csv: expected one column 'kind', .* leave this table out"):
+        labels("kind,age", "patient,age", label_columns=["kind"])
+    with pytest.raises(SourceError, match=r"train\.csv: expected one column 'Kind', .* did you mean kind"):
+        labels("kind,age", "kind,age", label_columns=["Kind"])
+
+
+def test_a_table_whose_guess_is_dropped_is_read_once_and_the_note_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Mock(wraps=read_rows)
+    monkeypatch.setattr("shardio.conversion.sources.table.read_rows", read)
+    put(tmp_path / "src", "train/1.jpg", "test/3.jpg")
+    texts = {"train": "id,label\n1,x\n", "test": "id,age\n3,7\n"}
+    found = collect(tmp_path / "src", ConvertOptions(table=tables(tmp_path, texts)))
+    assert found.notes[1] == "test.csv: paths from 'id', no labels, not used: 'age'"
+    assert read.call_count == 2
+
+
+def test_flags_beside_labels_that_are_flags_are_no_splits(folder: Path) -> None:
+    text = "path,person,car,train\na/1.jpg,1,0,1\na/2.jpg,{},1,0\n"
+    assert list(listed(folder, text.format(0), "l.csv", label_columns=["person", "car"]).splits) == ["train"]
+    for cell, columns in (("0.5", ["person", "car"]), ("0", ["person"])):
+        with pytest.raises(DoubtError, match="'train' has splits"):
+            listed(folder, text.format(cell), "l.csv", label_columns=columns)
+
+
+def test_classes_of_tables_are_the_classes_of_the_first_split(tmp_path: Path) -> None:
+    put(tmp_path / "src", "train/1.jpg", "train/2.jpg", "val/3.jpg")
+    for label, option, message in (
+        ("cat", "classes", ""),
+        ("cats", "classes", "'cats'"),
+        ("7", None, "'7' in line 2: "),
+    ):
+        texts = {"train": "id,label\n1,dog\n2,cat\n", "val": f"id,label\n3,{label}\n"}
+        options = ConvertOptions(labels=option, table=tables(tmp_path, texts))
+        with pytest.raises(SourceError, match=message) if message else contextlib.nullcontext() as caught:
+            assert collect(tmp_path / "src", options).classes == ("cat", "dog")
+        assert caught is None or str(caught.value).startswith(f"{tmp_path / 'val.csv'}: ")
+        assert getattr(caught and caught.value, "commands", ()) == ()
+
+
 def test_a_column_has_one_type_in_the_tables_of_all_splits(tmp_path: Path) -> None:
     put(tmp_path / "src", "train/1.jpg", "train/2.jpg", "val/1.jpg")
     texts = {"val": "path,n\n1.jpg,0.5\n", "train": "path,n\n2.jpg,7\n1.jpg,8\n"}
@@ -431,6 +515,8 @@ CONTRADICTED: dict[str, tuple[str, str, str]] = {
     "both and a test": ("train/a/1 train/b/2 val/3 test/4", "val 3:b", "expected class folders in 'test'"),
     "an unknown class": ("train/a/1 train/b/2 val/3", "val 3:c", "line 2: expected a known class, found 'c'"),
     "a number": ("train/a/1 train/b/2 val/3", "val 3:0", "line 2: expected a known class, found '0'"),
+    "numbers alone": ("train/a/1 train/b/2 val/3", "val 3:0", "'0'\n.*'train' has the classes, such as 'a': write"),
+    "no label twice": ("train/a/1 train/b/2 val/3", "val 3: 3:", r"already, found '3\.\w+'$"),
     "measures": ("train/a/1 train/b/2 val/3", "val 3:0.5", "expected names of classes, as 'train' has"),
     "an unknown folder": ("train/1 train/2 val/a/4 val/c/3", "train 1:a 2:b", "'val/c/3.*: expected one of the cl"),
     "an image in two tables": ("1 2", "train 1:x; val 2:x 1:x", "line 3: .*not in line 2 of train.csv already"),
@@ -521,8 +607,38 @@ def test_folders_in_paths_tell_the_split(tmp_path: Path) -> None:
     assert splits("train", "bus", "tram") == ["train"]
     assert splits("data/test/a", "data/test/b") == ["train"]
     assert splits("train", "test", "more", split_column="none") == ["train"]
+    assert splits("dev/imagenet/train/a", "dev/imagenet/val/a") == ["train", "val"]
+    assert splits("train/bus", "val/train", "val/bus") == ["train", "val"]  # a class of trains
+    assert splits("bus/train", "bus/test", "train/train", "train/test") == ["train", "test"]
+    assert splits("val/train", "val/bus") == ["val"]
+    for some in (["train/test", "bus/test"], ["dev/train/a", "dev/train/b"], ["train/test", "test/train"]):
+        with pytest.raises(DoubtError, match=r"list\.txt.*several in '(train|dev)/t"):
+            splits(*some)
     with pytest.raises(DoubtError, match=r"list\.txt.*'more/2\.jpg'"):
         splits("train", "test", "more")
+
+
+def test_a_guessed_column_and_folders_that_name_other_splits_are_a_doubt(tmp_path: Path) -> None:
+    put(tmp_path / "src", "train/1.jpg", "train/2.jpg", "val/3.jpg")
+    text = "path,label,split\ntrain/1.jpg,x,train\ntrain/2.jpg,x,{}\nval/3.jpg,x,val\n"
+    for find in (described, lambda folder, src, text, **options: listed(folder, text, "l.csv", root=src, **options)):
+        with pytest.raises(DoubtError, match=r"line 3: .*'train/2\.jpg' says 'train', found 'val'") as caught:
+            find(tmp_path, tmp_path / "src", text.format("val"))
+        words = [command[-2:] for command in caught.value.commands]
+        assert words == [("--split-column", "split"), ("--split-column", "none")]
+        found = find(tmp_path, tmp_path / "src", text.format("val"), split_column="split")
+        assert len(rows(found, "val")) == 2
+        assert list(find(tmp_path, tmp_path / "src", text.format("test")).splits) == ["train", "val", "test"]
+
+
+NO_TABLES = {"Excel": b"PK\3\4\0xl", "gzip": gzip.compress(b"path,label\n", mtime=0), "binary": b"\xd0\xcf\0"}
+
+
+@pytest.mark.parametrize("kind", NO_TABLES)
+def test_a_table_of_another_kind_is_named(kind: str, folder: Path) -> None:
+    (folder / "t").write_bytes(NO_TABLES[kind])
+    with pytest.raises(SourceError, match=rf"/t: .*{kind}.*CSV"):
+        collect(folder, ConvertOptions(table=folder / "t"))
 
 
 # --- paths that are written otherwise than on the disk ----------------------------------------------------------------

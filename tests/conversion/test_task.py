@@ -24,7 +24,7 @@ from shardio.conversion.task import do_task
 from shardio.conversion.writing import shard_file as writer
 from shardio.errors import DecodeError, FormatError
 from shardio.format.layout import WORK_FOLDER, crc32
-from shardio.system.files import is_temporary
+from shardio.system.files import target_of
 from shardio.system.threads import Stop
 
 SIDE = 16
@@ -138,7 +138,7 @@ def test_an_error_that_is_not_a_sources_fault_ends_the_task(
     with pytest.raises(error):
         do_task(replace(task, origin=Failing(images, {at: error})), Reports(), threads)
     assert not shard_of(task).exists()
-    assert not [path for path in task.out.iterdir() if is_temporary(path.name)]
+    assert not [path for path in task.out.iterdir() if target_of(path.name)]
 
 
 def test_every_decode_error_is_a_reject(task: ShardTask, images: list[bytes]) -> None:

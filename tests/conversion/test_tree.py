@@ -158,6 +158,15 @@ def test_a_class_has_one_number_however_unicode_spells_its_name(tmp_path: Path) 
     assert list(scan(tmp_path).classes) == [nfc, "x"]
 
 
+def test_classes_that_are_numbers_in_the_order_of_texts_are_noted(tmp_path: Path) -> None:
+    for name, count, notes in (("0", 11, ("the label of '10' is 2",)), ("00", 11, ()), ("0", 10, ())):
+        src = tmp_path / f"{name}-{count}"
+        put(src, *(f"{number:{name}{len(name)}}/{number}.jpg" for number in range(count)))
+        found = scan(src)
+        assert tuple(note.partition(": ")[2] for note in found.notes) == notes
+        assert found.classes == tuple(sorted(found.classes))
+
+
 # The files, images without a suffix; what is in doubt; and the label of each image if folders are classes.
 TWO_WAYS: dict[str, tuple[str, str, dict[str, int | None]]] = {
     "one class": ("a/1 a/2", "expected at least two classes, found only 'a'", {"a/1": 0, "a/2": 0}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import zipfile
@@ -74,6 +75,8 @@ DOTS: dict[str, tuple[str, str]] = {
     "beside its beginning": ("a.jpg a.cls a.v2.jpg a.v2.cls", "a.jpg a.v2.jpg"),
     "in folders": ("x.1/a.jpg x.1/a.cls x.jpg x.cls", "x.1/a.jpg x.jpg"),
     "a part": ("a.jpg a.cls a.seg.png a.left.seg.png a.fine.cls", "a.jpg"),
+    "a part with the label": ("a.jpg a.target.cls b.v1.jpg b.v1.x.y.cls", "a.jpg b.v1.jpg"),
+    "a part with the label in JSON": ("a.jpg a.meta.json b.jpg b.json", "a.jpg b.jpg"),
     "a part of a name with dots": ("v1.0.jpg v1.0.cls v1.0.seg.png", "v1.0.jpg"),
     "pictures of a sample without its own": ("b.left.png b.right.png b.cls a.jpg a.cls", "a.jpg"),
     "every image that folders may have": (" ".join([IMAGES, *(f"{i}.cls" for i in range(len(SUFFIXES)))]), IMAGES),
@@ -83,7 +86,9 @@ DOTS: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("name", DOTS)
 def test_a_name_with_dots_is_a_sample_unless_it_is_part_of_another(name: str, tmp_path: Path) -> None:
     files, expected = DOTS[name]
-    found = scan_tars(write_tar(tmp_path / "x.tar", *((file, b"0") for file in files.split())))
+    found = scan_tars(
+        write_tar(tmp_path / "x.tar", *((file, b'{"label": 0}' if "json" in file else b"0") for file in files.split()))
+    )
     good = [source for source in found.splits["train"] if not isinstance(source.place, Fault)]
     assert [source.key.decode().removeprefix("0/") for source in good] == expected.split()
     assert set(faults(found)) <= {b"b"}
@@ -120,8 +125,9 @@ def test_a_sample_without_its_image_or_label_is_a_source_that_is_refused(tmp_pat
         "two.jpg": (".jpg .png .cls", "image", "2 images"),
         "twice.jpg": (".jpg .jpg .cls", "image", "2 images"),
         "labels.jpg": (".jpg .cls .cls", label, "2 labels"),
+        "parts.jpg": (".jpg .fine.cls .coarse.cls", label, "2 labels"),
     }
-    contents = {".cls": b"3", ".json": b'{"width": 3}'}
+    contents = {".cls": b"3", ".fine.cls": b"3", ".coarse.cls": b"3", ".json": b'{"width": 3}'}
     files = [
         (key.removesuffix(".jpg") + suffix, contents.get(suffix, b""))
         for key, (suffixes, _, _) in samples.items()
@@ -133,6 +139,18 @@ def test_a_sample_without_its_image_or_label_is_a_source_that_is_refused(tmp_pat
         f"train/{key}".encode(): f"expected one {what} of the sample '{key}' in train.tar, found {count}"
         for key, (_, what, count) in samples.items()
     }
+
+
+@pytest.mark.parametrize("label", ["", "-1"])
+def test_a_later_split_without_labels_is_a_doubt_and_may_have_none(label: str, tmp_path: Path) -> None:
+    write_tar(tmp_path / "train.tar", *pair("1", "0"), *pair("2", "1"))
+    write_tar(tmp_path / "test.tar", ("3.jpg", b"3"), *([("3.cls", label.encode())] if label else []))
+    with pytest.raises(DoubtError, match=r"labels .* in the split 'test', as in 'train'") as caught:
+        scan_tars(tmp_path)
+    assert [dict(one.options) for one in caught.value.readings] == [{"--unlabeled": "skip"}, {"--labels": "none"}]
+    found = scan(tmp_path, unlabeled="skip")
+    assert rows(found, "train") == [(b"train/0/1.jpg", 0), (b"train/1/2.jpg", 1)]
+    assert rows(found, "test") == [(b"test/3.jpg", None)]
 
 
 @pytest.mark.parametrize(
@@ -241,16 +259,20 @@ def test_tars_of_a_folder_and_of_its_folders_are_read_and_other_files_counted(tm
         ("validation/train-0.tar", "val"),
         ("training.tar.tar", "train"),
         ("val-0.tar Val-1.tar", "val"),
+        ("dev/in-train-0.tar dev/in-train-1.tar", "val"),
+        ("train/train-val-0.tar val/train-val-1.tar", "train val"),
+        ("dev/in-train-0.tar dev/in-val-0.tar", "train val"),  # of an experiment called dev
         *((tar, "") for tar in ("strain-0.tar", "0.tar", "contest.tar")),  # words within words
     ],
 )
 def test_a_tar_tells_its_split_by_its_folder_or_its_name(tar: str, split: str, tmp_path: Path) -> None:
     for number, one in enumerate(tar.split()):
         write_tar(tmp_path / one, *pair(f"{number}", "cat"))
-    ((name, sources),) = scan_tars(tmp_path).splits.items()
-    assert name == (split or "train")
-    keys = {f"{split}/cat/{number}.jpg".lstrip("/").encode() for number in range(len(tar.split()))}
-    assert {(source.key, source.label) for source in sources} == {(key, 0) for key in keys}
+    splits = scan_tars(tmp_path).splits
+    assert list(splits) == (split or "train").split()
+    several = split.split() if len(splits) > 1 else [split] * len(tar.split())
+    keys = {f"{one}/cat/{number}.jpg".lstrip("/").encode() for number, one in enumerate(several)}
+    assert {(source.key, source.label) for some in splits.values() for source in some} == {(key, 0) for key in keys}
 
 
 def test_the_first_folder_of_all_samples_tells_the_split_if_no_tar_does(tmp_path: Path) -> None:
@@ -296,6 +318,10 @@ FOLDERS: dict[str, tuple[str, str]] = {
         "train.zip: train/a/1.jpg train/b/2.jpg; test.zip: a/3.jpg b/4.jpg",
         "train/a/1.jpg train/b/2.jpg test/a/3.jpg test/b/4.jpg",
     ),
+    "names with backslashes": (
+        "x.zip: x\\train\\a\\1.jpg x\\train\\b\\2.jpg x\\val\\a\\3.jpg",
+        "train/a/1.jpg train/b/2.jpg val/a/3.jpg",
+    ),
     "one split": ("val2017.zip: val2017/1.jpg val2017/2.jpg", "val/1.jpg val/2.jpg"),
     "classes and a table": ("x.zip: cat/1.jpg dog/2.jpg train.csv", "cat/1.jpg dog/2.jpg"),
     "no folder": ("x.tar: 1.jpg 2.png", "1.jpg 2.png"),
@@ -326,7 +352,7 @@ def write_archives(folder: Path, text: str) -> Path:
         folder.mkdir(exist_ok=True)
         with zipfile.ZipFile(folder / archive, "w", zipfile.ZIP_DEFLATED) as file:
             for name in names.split():
-                file.writestr(name, name)
+                file.writestr(name, name.replace("\\", "/"))
     return folder / archive if len(archives) == 1 else folder
 
 
@@ -362,6 +388,9 @@ DOUBTS: dict[str, tuple[str, str, int]] = {
     ),
     "the same names in parts": ("x.tar: a/1.jpg b/1.jpg; y.tar: a/1.jpg b/1.jpg", "deeper", 1),
     "several archives of a class": ("cat-0.tar: 1.jpg; cat-1.tar: 1.jpg; dog-0.tar: 1.jpg", "'cat-0'", 2),
+    "parts with letters": ("part_a.tar: 1.jpg 2.jpg; part_b.tar: 3.jpg 4.jpg", "'part_a'", 1),
+    "labels in texts": ("0.tar: 1.jpg 1.cls.txt 2.jpg 2.cls.txt", r"1\.cls\.txt", 1),
+    "labels in files of other names": ("0.tar: a/1.jpg a/1.label b/2.jpg b/2.label", r"a/1\.label", 2),
     "archives in class folders": ("a/0.tar: 1.jpg; b/0.tar: 1.jpg", "deeper", 1),
     "captions": ("0.tar: a/1.jpg a/1.txt b/2.jpg b/2.txt", "a/1.txt", 2),
     "a table next to them": ("x.zip: x/1.jpg x/2.jpg labels.csv", "labels.csv", 1),
@@ -381,6 +410,43 @@ def test_archives_that_may_mean_several_things_are_a_doubt_with_commands(name: s
     assert "folders are" not in str(caught.value) or "a/0.tar" in archives  # but archives are, or folders in archives
     assert all(set(one.options) == {"--labels"} and one.src is None for one in caught.value.readings)
     assert scan(src, labels="none").num_sources == len(re.findall(r"\.(jpg|png)", archives))
+
+
+def test_a_table_next_to_archives_without_labels_is_a_doubt(tmp_path: Path) -> None:
+    src = write_archives(tmp_path / "s", "train.zip: train/1.jpg train/2.jpg; test.zip: test/3.jpg")
+    put(src, "train.csv", content=b"id,label\n1,a\n2,b\n")
+    with pytest.raises(DoubtError, match=r"'train\.csv' next to them") as caught:  # a fixture runs the commands
+        scan(src)
+    assert caught.value.readings[0].options["--table"] == (f"train={src / 'train.csv'}",)
+    found = scan(src, table={"train": src / "train.csv"})
+    assert (found.classes, rows(found), rows(found, "test")) == (
+        ("a", "b"),
+        [(b"train/1.jpg", 0), (b"train/2.jpg", 1)],
+        [(b"test/3.jpg", None)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("system", "coded", "name"),
+    [
+        (3, "Äß".encode(), "Äß"),
+        (0, b"\x8ep\xf8\xa7", "Äp°º"),
+        (0, "猫犬".encode("gbk"), ""),
+        (0, "коты".encode("cp866"), ""),
+    ],
+)
+def test_undeclared_names_in_a_zip_are_right_or_refused(system: int, coded: bytes, name: str, tmp_path: Path) -> None:
+    path = write_archives(tmp_path, "x.zip: NAME/1.jpg dog/2.jpg")
+    content = path.read_bytes().replace(b"NAME", coded)
+    path.write_bytes(content.replace(b"PK\x01\x02\x14\x03", b"PK\x01\x02\x14" + bytes([system])))
+    with contextlib.nullcontext() if name else pytest.raises(SourceError, match=r"x\.zip: .*UTF-8.*unpack"):
+        assert set(scan(path).classes) == {name, "dog"}
+
+
+def test_an_undeclared_name_of_no_image_is_no_obstacle(tmp_path: Path) -> None:
+    path = write_archives(tmp_path, "x.zip: cat/1.jpg dog/2.jpg NAME.txt")
+    path.write_bytes(path.read_bytes().replace(b"NAME", "猫犬".encode("gbk")).replace(b"\x14\x03", b"\x14\0"))
+    assert scan(path).classes == ("cat", "dog")
 
 
 def test_labels_in_zips_are_read_and_damage_is_refused_by_name(tmp_path: Path) -> None:

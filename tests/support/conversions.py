@@ -20,10 +20,11 @@ from shardio.conversion.engine import Engine, Pool, run_on_pool
 from shardio.conversion.images.decode import DecodedImage, decode_image
 from shardio.conversion.options import FitMode, Progress, Resample
 from shardio.conversion.plan import ShardTask
-from shardio.conversion.records import ShardRecord
+from shardio.conversion.records import Reject, ShardRecord, read_rejects
 from shardio.conversion.sources import collection as sources
 from shardio.conversion.task import Report
 from shardio.errors import DecodeError
+from shardio.format.manifest_file import load_manifest
 
 SIZE = 16
 PER_SHARD = 3
@@ -42,6 +43,10 @@ def run_on(executor: Executor, patch: pytest.MonkeyPatch, threads: int = 1) -> N
         return run_on_pool(tasks, Pool(executor), report, run_file, threads) if tasks else []
 
     patch.setattr(Engine, "run", run)
+
+
+def rejects_of(out: Path) -> list[Reject]:
+    return read_rejects(out, load_manifest(out).rejects)
 
 
 _undisturbed: dict[str, dict[str, str]] = {}

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, features
+
+HAS_AVIF = "avif" in features.modules and features.check("avif")
+needs_avif = pytest.mark.skipif(not HAS_AVIF, reason="needs a Pillow with AVIF")
 
 
 def random_picture(rng: np.random.Generator, height: int, width: int) -> NDArray[np.uint8]:

@@ -103,6 +103,10 @@ MEANINGS: Sequence[tuple[str, Callable[..., bool]]] = (
     (r"column '(.+)' has the (splits|paths)", lambda it, name, what: _noted(it, what, name)),
     (r"the labels are numbers", lambda it: not it[2].classes and _has_labels(it[2])),
     (r"images without a label are left out", lambda it: all(source.label is not None for source in _sources(it[2]))),
+    (
+        r"the split (.+) has no labels",
+        lambda it, split: _has_labels(it[2]) and all(source.label is None for source in it[2].splits[split]),
+    ),
     (r"no column has the splits", lambda it: not _noted(it, "splits from")),
     (
         r"a cell may have several labels",

@@ -100,9 +100,7 @@ TREES = {
     "ImageNet-A, -O, -R, -Sketch": ("imagenet-r/{at}/art_{}.jpg", IDS, "train"),
     "ImageNet-C": ("imagenet-c/gaussian_noise/1/{at}/ILSVRC2012_val_{}.JPEG", IDS, "train"),
     "iNaturalist 2021": ("inat2021/{split}/{at}/{}.jpg", "00000_Animalia_Annelida, 00001_Animalia_Worm", "train val"),
-    "SUN397": ("SUN397/{at}/sun_{}{name}.jpg", "a/abbey, a/alley, b/bar, b/barn", "train"),
     "Stanford Dogs": ("Images/{at}/{at:.9}_{}.jpg", "n02085620-Chihuahua, n02085782-Japanese_spaniel", ""),
-    "Caltech-101, Caltech-256": ("101_ObjectCategories/{at}/image_{:04}.jpg", "BACKGROUND_Google, accordion", ""),
     "Fruits-360": ("fruits-360/{split}/{at}/{}_100.jpg", "Apple Golden 1, Banana", "train=Training test=Test"),
     "Office-31": ("office31/amazon/images/{at}/frame_{:04}.jpg", "back_pack, bike", "train"),
     "Cats and Dogs, PetImages": ("PetImages/{at}/{}.jpg", "Cat, Dog", "train"),
@@ -117,6 +115,7 @@ TREES = {
 BESIDE = {
     "Imagenette, Imagewoof": ("imagenette2/noisy_imagenette.csv", "path,noisy\ntrain/n01440764/x_0.JPEG,n01440764"),
     "ImageNet-A, -O, -R, -Sketch": ("imagenet-r/README.txt", "n01440764 tench"),
+    "Fruits-360": ("fruits-360/test-multiple_fruits/apples.jpg", "no picture of a class"),
     "GTSRB": ("GTSRB/Final_Training/Images/00000/GT-00000.csv", "Filename;ClassId\n00000_00000.ppm;0"),
     "COCO, LVIS, as pictures": ("coco/annotations/instances_val2017.json", "{}"),
 }
@@ -234,6 +233,18 @@ def inaturalist_2018(copy: Copy) -> None:
             "categories": [{"id": 2761 + i, "name": name} for i, name in enumerate(names)],
         }
         copy.write(f"{split}2018.json", json.dumps(described))
+
+
+def sun397(copy: Copy) -> None:
+    for place in ("a/abbey", "b/bar", "c/cathedral/indoor", "c/church/indoor", "c/church/outdoor"):
+        copy.add(f"SUN397/{place}/sun_{place.replace('/', '')}.jpg", place[2:])
+    copy.lines("SUN397/ClassName.txt", "/a/abbey", "/b/bar")
+
+
+def caltech_101_caltech_256(copy: Copy) -> None:
+    copy.tree("101_ObjectCategories/{at}/image_{:04}.jpg", ("056.dog", "accordion"), "", 14)
+    for i in range(4):
+        copy.add(f"101_ObjectCategories/056.dog/greg/vw_{i}.jpg", "056.dog", "")
 
 
 def cub_200_2011(copy: Copy) -> None:

@@ -23,6 +23,7 @@ from shardio.conversion.images.headers import (
     COLOR,
     GRAY,
     MAX_SCANS,
+    NOTHING,
     PALETTE,
     UPRIGHT,
     JpegHeader,
@@ -45,6 +46,7 @@ FACTS = {
     "band": "with a fourth band that is not transparency, which was left out",
     "deep": "of 16 bits, stored with 8",
     "dark": "that use at most a quarter of their 16 bits, and look dark",
+    "blurred": "whose progressive JPEGs lack scans, and which may look blurred",
 }
 """What may be true of a picture: its name in `DecodedImage.facts`, and words to put after "3 pictures"."""
 JUNK = "junk in the header left out"
@@ -99,6 +101,8 @@ class DecodedImage:
     """The (height, width) of the image if `pixels` are a reduced picture of it; otherwise None."""
     orientation: int = UPRIGHT
     """The Exif orientation that was applied, 1 to 8. 1 (UPRIGHT) changes nothing."""
+    stored_orientation: int = UPRIGHT
+    """The Exif orientation in the file, applied or not."""
     facts: tuple[str, ...] = ()
     """The names in FACTS that are true of the picture, such as ("turned", "deep")."""
 
@@ -114,8 +118,8 @@ def decode_image(
     """Returns the decoded pixels of an image: the bytes of a file, a PIL image, or an array, which is copied.
 
     Arrays with one channel are gray. A fourth channel is alpha: the image is blended onto the background color. PIL
-    images are converted in the same way as encoded images. With `exif_rotate`, pictures are turned upright, except PIL
-    images and arrays, because they do not say whether their Exif orientation was applied already.
+    images are taken as Pillow shows them, without the checks and corrections of files. With `exif_rotate`, pictures are
+    turned upright, except PIL images and arrays, because they do not say whether their Exif orientation was applied.
 
     With `least_size`, a JPEG may be decoded to a half, a quarter or an eighth of its size, but not below the size that
     `least_size` returns. This leaves out the finest frequencies, and takes a fraction of the time.
@@ -142,8 +146,10 @@ def as_decode_error(error: Exception) -> DecodeError:
         return error
     if isinstance(error, MemoryError):
         return DecodeError("too large", f"no memory to decode the image: {error}")
-    # Only the message, in the words of its version, tells that a PNG's metadata expand beyond Pillow's limits.
-    reason: Reason = "too large" if re.search("too large|MAX_TEXT_", str(error), re.IGNORECASE) else "damaged"
+    # Only the message, in the words of its version, tells that a PNG's metadata expand beyond Pillow's limits, or that
+    # Pillow cannot read a TIFF's layout.
+    reason: Reason = "unsupported" if "unknown raw mode" in str(error) else "damaged"
+    reason = "too large" if re.search("too large|MAX_TEXT_", str(error), re.IGNORECASE) else reason
     return DecodeError(reason, f"{type(error).__name__}: {error}")
 
 
@@ -210,6 +216,7 @@ def _decode_bytes(data: bytes, exif_rotate: bool, background: Color, least_size:
         raise DecodeError(*describe_unsupported(data))
     if orientation not in range(2, 9):
         return decoded
+    decoded = replace(decoded, stored_orientation=orientation)
     if not exif_rotate and kind != "TIFF":
         return replace(decoded, facts=(*decoded.facts, "not turned"))
     pixels = decoded.pixels if kind == "TIFF" else turn(decoded.pixels, orientation)  # Pillow turns TIFFs
@@ -226,6 +233,8 @@ def _decode_jpeg(data: bytes, header: JpegHeader, least_size: LeastSize | None) 
     check_pixels(header.width, header.height)
     if header.num_scans > MAX_SCANS:
         raise DecodeError("too large", f"expected at most {MAX_SCANS} scans, found {header.num_scans} scans")
+    if missing := sum(bits[0] == NOTHING[0] for bits in header.lacking):
+        raise DecodeError("damaged", f"expected a scan of each component, found none of {missing}")
     size = (header.height, header.width)
     reduction = 1 if least_size is None else _choose_reduction(size, least_size(*size))
     warning = ""
@@ -241,7 +250,8 @@ def _decode_jpeg(data: bytes, header: JpegHeader, least_size: LeastSize | None) 
         except ValueError as again:
             raise DecodeError("damaged", str(again)) from None
         warning = f"{JUNK}: {error}"
-    return DecodedImage(pixels, warning, reduction, None if reduction == 1 else size)
+    facts = ("blurred",) if any(map(any, header.lacking)) else ()
+    return DecodedImage(pixels, warning, reduction, None if reduction == 1 else size, facts=facts)
 
 
 def _choose_reduction(size: tuple[int, int], least: tuple[int, int]) -> int:

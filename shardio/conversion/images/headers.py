@@ -181,6 +181,8 @@ _APP0, _APP1, _APP14 = 0xE0, 0xE1, 0xEE
 _APP2 = b"\xff\xe2"
 # The Adobe segment is 12 bytes: name, version, two flags, color transform. A shorter one tells nothing.
 _ADOBE_NBYTES = 12
+# What all scans lack of a component that none of them has. A scan may lack 13 bits.
+NOTHING = bytes([14]) * 64
 
 
 class Segment(NamedTuple):
@@ -203,6 +205,8 @@ class JpegHeader:
     """The second byte of the frame's marker, such as 0xC0 for baseline or 0xC2 for progressive."""
     num_scans: int
     segments: tuple[Segment, ...]
+    lacking: tuple[bytes, ...] = ()
+    """For each component, how many low bits the scans lack of its 64 coefficients; () if one scan has all."""
 
     @property
     def is_supported(self) -> bool:
@@ -242,21 +246,30 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
         raise DecodeError("damaged", "the JPEG has no frame header before its first scan")
     precision, height, width, num_components = struct.unpack_from(">BHHB", data, frame.start + 4)
     # A sequential frame whose first scan has all components has no other: decoders refuse a second one.
-    single_scan = frame.marker in _SEQUENTIAL and data[segments[-1].start + 4] == num_components
-    num_scans = 1 if single_scan else _count_scans(data, segments[-1].start)
-    return JpegHeader(width, height, precision, frame.marker, num_scans, tuple(segments))
+    if frame.marker in _SEQUENTIAL and data[segments[-1].start + 4] == num_components:
+        return JpegHeader(width, height, precision, frame.marker, 1, tuple(segments))
+    num_scans, bits = _read_scans(data, segments[-1].start, frame.marker in _SEQUENTIAL)
+    lacking = tuple(bits.get(component, NOTHING) for component in data[frame.start + 10 : frame.end : 3])
+    return JpegHeader(width, height, precision, frame.marker, num_scans, tuple(segments), lacking)
 
 
-def _count_scans(data: bytes, first: int) -> int:
-    """Returns the number of scans of a JPEG from byte `first` on, without the scans of further pictures in the file."""
-    scans = 0
-    position = first
+def _read_scans(data: bytes, start: int, is_sequential: bool) -> tuple[int, dict[int, bytes]]:
+    """Returns the number of scans of a JPEG from byte `start` on, without the scans of further pictures in the file;
+    and `JpegHeader.lacking` of the components in them, by their numbers."""
+    scans, lacking = 0, dict[int, bytes]()
+    position = start
     while (match := _IN_SCAN_MARKER.search(data, position)) and (marker := match[0][1]) not in _EOI:
         scans += marker == _SOS
         position = match.end()
+        if marker == _SOS and scans <= MAX_SCANS:
+            count, *body = data[position + 2 : position + 520].ljust(518, b"\0")
+            first, last, bits = (0, 63, 0) if is_sequential else body[2 * count : 2 * count + 3]
+            for component in body[: 2 * count : 2]:
+                before = lacking.get(component, NOTHING)
+                lacking[component] = before[:first] + bytes([bits & 15]) * (last + 1 - first) + before[last + 1 :]
         if marker not in _ALONE:  # segments are stepped over whole: what lies inside of them is no marker
             position += int.from_bytes(data[position : position + 2], "big")
-    return scans
+    return scans, lacking
 
 
 def without_junk(data: bytes, header: JpegHeader) -> bytes:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import io
 import logging
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -108,7 +109,7 @@ def _decode_gif(data: bytes) -> Picture:
 
 # --- TIFF (6.0) -------------------------------------------------------------------------------------------------------
 
-_SUBFILE, _EXTRA, _DNG = 254, 338, 50706
+_SUBFILE, _EXTRA, _FORMAT, _DNG = 254, 338, 339, 50706
 _MOST_BANDS = 4
 _COMPRESSIONS = frozenset({"raw", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "packbits"})
 _TIFF_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBX", "RGBA", "CMYK", "I;16", "I;16B"})
@@ -127,7 +128,7 @@ def _decode_tiff(data: bytes) -> Picture:
     try:
         image = Tiff.TiffImageFile(io.BytesIO(data))
     except SyntaxError as error:
-        is_odd = isinstance(error.__cause__, KeyError) or "pixel mode" in str(error)
+        is_odd = isinstance(error.__cause__, KeyError) or re.search("pixel mode|string index", str(error))
         raise DecodeError("unsupported" if is_odd else "damaged", f"TIFF: {error}") from None
     check_pixels(*image.size)
 
@@ -135,7 +136,11 @@ def _decode_tiff(data: bytes) -> Picture:
         return np.atleast_1d(np.asarray(image.tag_v2.get(name, default), np.int64))
 
     bits, colors = tag(Tiff.BITSPERSAMPLE, 1), tag(Tiff.COLORMAP, 0)
-    meaning = tag(Tiff.PHOTOMETRIC_INTERPRETATION, -1)[0]
+    meaning, samples = tag(Tiff.PHOTOMETRIC_INTERPRETATION, -1)[0], tag(Tiff.SAMPLESPERPIXEL, 1)[0]
+    has_more, extra = samples > {2: 3, 5: 4}.get(meaning, 1), tag(_EXTRA, -1)[0]
+    # By what a further band is, whether Pillow reads separate planes right: most of its errors are without libtiff.
+    is_raw, is_deep = image.info["compression"] == "raw", bits.max() > 8
+    planes = {0: not is_raw, 1: not is_raw and not is_deep, 2: meaning > 1 and not (is_raw and is_deep)}
     for found, is_refused in {
         "a reduced picture or a camera's raw data": tag(_SUBFILE, 0)[0] & 1 or _DNG in image.tag_v2,
         f"compression {image.info['compression']}": image.info["compression"] not in _COMPRESSIONS,
@@ -143,19 +148,23 @@ def _decode_tiff(data: bytes) -> Picture:
         f"{bits.tolist()} bits": not set(bits.tolist()) <= {1, 2, 4, 8, 16},  # Pillow shows 12 bits as if they were 16
         "16 bits where 0 is white": image.mode.startswith("I") and meaning == 0,
         "a palette of 8 bits": 0 < colors.max() < 256,
+        "signed numbers": not set(tag(_FORMAT, 1).tolist()) <= {1, 4},  # unsigned, undefined
+        f"{samples} separate planes of {bits[0]} bits": (
+            tag(Tiff.PLANAR_CONFIGURATION, 1)[0] == 2 and samples > 1 and not planes.get(extra if has_more else 2)
+        ),
     }.items():
         if is_refused:
             raise DecodeError("unsupported", f"expected a TIFF of integers in a common layout, found {found}")
     _check_places(len(data), tag)
     # A band is transparency only if the file says of which kind: programs also write near infrared there.
-    has_band = tag(Tiff.SAMPLESPERPIXEL, 1)[0] > {2: 3, 5: 4}.get(meaning, 1) and tag(_EXTRA, 0)[0] not in (1, 2)
+    has_band = has_more and extra not in (1, 2)
     orientation = image.getexif().get(ORIENTATION, UPRIGHT)
     image.load()
     if image.mode == "P":
         check_palette(image, len(colors) // 3)
     picture = image.convert(image.mode[:-1]) if has_band and image.mode in ("LA", "RGBA") else image
     is_scaled = meaning == 0 or (meaning == 1 and bits[0] in (2, 4))
-    return Picture(picture, image.is_animated, orientation, bits.max() > 8, is_scaled, has_band)
+    return Picture(picture, image.is_animated, orientation, is_deep, is_scaled, has_band)
 
 
 def _check_tags(data: bytes) -> None:

@@ -9,24 +9,29 @@ import re
 import struct
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence, Set
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.images.mask import look
 from shardio.conversion.options import Labels
 from shardio.conversion.sources.collection import Extent, FileOrigin, Place, Zipped, read_file
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.meaning import Disk
-from shardio.conversion.sources.names import Ignored, clutter, known_split, split_name
-from shardio.conversion.sources.tree import Scan, list_tree
+from shardio.conversion.sources.names import Ignored, clutter, known_split, sorted_entries, split_name
+from shardio.conversion.sources.tree import Scan, has_splits, list_tree, tables_of
 from shardio.errors import DecodeError, SourceError, first_of
 from shardio.system.opening import naming
 
 ZIP_MAGIC = b"PK\x03\x04"
 # At these bytes of a member's header are the lengths of its name and of the extra field; both come after it.
 _LENGTHS = struct.Struct("<26xHH")
+_UTF8 = 1 << 11
+"""The bit of a member's flags that declares its name to be UTF-8."""
+_UNIX = 3
+_LATIN = re.compile("[\0-~¡-ÿ]*")
 _LEVEL = re.compile("[0-9a-f]{1,2}")
 _WORDNET = re.compile(r"n\d{8}", re.ASCII)
 
@@ -42,14 +47,21 @@ def offset_in(archive: zipfile.ZipFile, one: zipfile.ZipInfo) -> int:
 def zip_members(path: Path, file: bytes, ignored: Ignored) -> Iterator[tuple[str, Extent]]:
     """Yields (name, place) of each file in the zip archive `path`, without clutter, which is counted in `ignored`. A
     place is an Extent whose `file` is the argument `file`. Raises SourceError for a damaged archive, for names that
-    lead out of the archive's folder, for encryption, and for unusual compression."""
+    lead out of the archive's folder or have an unknown encoding, for encryption, and for unusual compression."""
     try:
         with naming(path), zipfile.ZipFile(path) as archive:
-            for one in archive.infolist():
-                name = one.filename
+            names = [_name(one) for one in archive.infolist()]
+            has_slashes = any("/" in name.rstrip("/") for name in names)  # .NET wrote backslashes instead
+            for one, name in zip(archive.infolist(), names, strict=True):
+                if not name:  # in an unknown encoding, which tells the suffix
+                    if has_image_suffix(one.filename):
+                        found = f"{one.filename!r:.80}: unpack it with its encoding, as by `unzip -O GBK`"
+                        raise SourceError(f"{path}: expected names in UTF-8, found {found}, and convert the folder")
+                    continue
+                name = name if has_slashes else name.replace("\\", "/")
                 if name.startswith("/") or os.pardir in name.split("/"):
                     raise SourceError(f"{path}: expected relative names without '..', found {name!r:.80}")
-                if one.is_dir():
+                if name.endswith("/"):
                     continue
                 if kind := clutter(name):
                     ignored.add(kind, name)
@@ -65,6 +77,17 @@ def zip_members(path: Path, file: bytes, ignored: Ignored) -> Iterator[tuple[str
         raise SourceError(f"{path}: damaged, or no zip archive: {error}") from None
 
 
+def _name(one: zipfile.ZipInfo) -> str:
+    """Returns a member's name. Without a flag for UTF-8, it is cp437 if it has only letters of Western Europe, or UTF-8
+    if it was packed under Unix, as by macOS. Returns "" for other names, which may be GBK."""
+    if one.flag_bits & _UTF8 or _LATIN.fullmatch(one.filename):
+        return one.filename
+    with contextlib.suppress(UnicodeError):
+        if one.create_system == _UNIX:
+            return one.filename.encode("cp437").decode()
+    return ""
+
+
 def list_members(
     src: Path,
     folder: Path,
@@ -72,7 +95,7 @@ def list_members(
     words: Mapping[str, str],
     ignored: Ignored,
     labels: Labels | None,
-    told: Set[str],
+    told: Set[str] | None,
 ) -> Listing:
     """Returns the Listing of the images of archives in `folder`, as if the archives had been unpacked.
 
@@ -109,6 +132,9 @@ def list_members(
     if not is_above and len(paths) < len(images):  # names begin anew in each archive
         is_above, paths = True, placed(True)
     scan = _Members(src, folder, paths, ignored)
+    beside = [one.name for one in sorted_entries(src, Ignored())] if src.is_dir() else []
+    # img2dataset writes a parquet file about each tar.
+    scan.tables[src] = tables_of(src, [name for name in beside if not name.endswith(".parquet")])
     some = first_of(list(stems.values()), 3, repr)
     series = {(words[archive], re.sub(r"\d+", "", stem)) for archive, stem in stems.items()}
     if is_numbered:
@@ -121,7 +147,7 @@ def list_members(
         at = (one.place if isinstance(one.place, bytes) else one.key for one in ones)
         found[split] = [one._replace(place=paths[os.fsdecode(path)]) for one, path in zip(ones, at, strict=True)]
     note = f"{src.name}: {'the archives' if is_above else 'the folders in'} {first_of(list(parts), 3)}"
-    known = replace(listing.known, origin=FileOrigin(folder), notes=(note,))
+    known = replace(listing.known, origin=FileOrigin(folder), notes=(*listing.known.notes, note))
     # Folders in an archive are no SRC, and no `--masks`.
     options = [{"--labels": "folders"}, {"--labels": "none"}] + [{"--labels": "leaf"}] * (not is_numbered)
     inside = "folders in archives"
@@ -129,7 +155,7 @@ def list_members(
     readings = [
         one._replace(meaning=one.meaning.replace("folders", inside if "leaf" in one.options.values() else noun))
         for one in listing.readings
-        if one.src is None and one.options in options
+        if one.src is None and (one.options in options or "--table" in one.options)
     ]
     doubts = [*listing.doubts, "unpack it to convert some of its folders"] if listing.doubts else ()
     return replace(listing, found=found, known=known, doubts=doubts, readings=readings)
@@ -168,7 +194,7 @@ class _Members(Scan):
     def __init__(self, root: Path, folder: Path, paths: Mapping[str, Place], ignored: Ignored) -> None:
         super().__init__(root, "images")
         self.ignored, self._folder, self._paths = ignored, folder, paths
-        self.disk = Disk(lambda path: False, self._look, lambda path: ())
+        self.disk = Disk(lambda path: False, self._look, lambda folder: self.tables.get(folder, []), has_splits)
         self._entries: dict[str, set[tuple[str, bool]]] = defaultdict(set)
         for path in paths:
             above, is_image = path, True
@@ -190,7 +216,7 @@ class _Members(Scan):
             return look(io.BytesIO(read_file(self._folder / os.fsdecode(place.file), place)))
         return None
 
-    def entries(self, folder: Path) -> Iterator[tuple[str, bool]]:
+    def entries(self, folder: Path, others: MutableSequence[str] | None = None) -> Iterator[tuple[str, bool]]:
         yield from sorted(self._entries[self._inside(folder)])
 
     def has_folders(self, folder: Path) -> bool:

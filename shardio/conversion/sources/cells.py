@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from shardio.conversion.arrays import as_float32
 from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
-from shardio.conversion.sources.names import is_number, numbers_up_to, whole_numbers
+from shardio.conversion.sources.names import in_split_order, is_number, numbers_up_to, whole_numbers
 from shardio.conversion.sources.table import LABEL_NAMES, Contents, Row, column_reading
-from shardio.errors import SourceError, first_of
+from shardio.errors import SourceError, counted, first_of
 
 _INT64 = -(1 << 63), (1 << 63) - 1, "integers that fit in int64"
 # float64 holds integers exactly up to here.
@@ -31,6 +31,7 @@ _SEPARATORS = ("|", ";", ",", " ")
 # A column that is only the one that is left may have so many different texts, or half as many as rows.
 _MOST_TEXTS = 20
 _MOST_IN_A_VECTOR = 10_000
+_NO_TEXT = re.compile("[\udc80-\udcff]")  # bytes that are not UTF-8
 _ODD: Sequence[tuple[Callable[[str], object], str]] = (
     (re.compile(r"""(?s)"[^"]*"|'[^']*'|[^"]*"([^"]*"[^"]*")*[^"]*""").fullmatch, "a label without stray quotes"),
     (re.compile(r"[\r\n]").search, "a label in one line"),
@@ -48,20 +49,23 @@ _AS_CODE = re.compile("[.eE]|^0[0-9]")
 LabelsOfRows = tuple[tuple[str, ...] | None, Sequence[str | tuple[float, ...] | None]]
 
 
-def read_labels(contents: Sequence[Contents], rows: Sequence[Row]) -> LabelsOfRows:
-    """Returns (classes, label of each row) for the `rows` of the tables `contents`. Adds errors to the tables' faults.
+def read_labels(contents: Sequence[Contents], listed: Sequence[tuple[str, Row]]) -> LabelsOfRows:
+    """Returns (classes, label of each row) for the tables `contents`; `listed` has (split, row) of each row. Adds
+    errors to the tables' faults.
 
     If labels are class names or integers, the returned labels are texts; the classes are None if `Listing.collect` is
     to number them. For other numbers, labels are tuples of float32 numbers, and the classes name the elements, or are
     () for a single column. Raises DoubtError if it is ambiguous whether labels are classes, numbers or several classes.
     """
-    labeled = [content for content in contents if content.label_names]
+    labeled, rows = [content for content in contents if content.label_names], [row for _, row in listed]
     if len({content.label_names if len(content.label_names) > 1 else () for content in labeled}) > 1:
         expected, found = (", ".join(one.label_names) for one in (labeled[0], labeled[-1]))
         raise SourceError(f"{labeled[-1].path}: expected labels from {expected}, as in other tables, found {found}")
     for row in rows:
         if isinstance(row.label, dict):  # of JSON; its text would be a class name
             row.refuse("a name, a number or a list of them as label", row.label)
+        elif isinstance(row.label, str) and _NO_TEXT.search(row.label):
+            row.refuse("a label in UTF-8 (save the table as UTF-8)", row.label)
         elif isinstance(row.label, str) and not row.contents.table.label_separator and (expected := _odd(row.label)):
             row.refuse(expected, row.label)
     if len(labeled[0].label_names) > 1:
@@ -77,12 +81,14 @@ def read_labels(contents: Sequence[Contents], rows: Sequence[Row]) -> LabelsOfRo
     texts = [text and spelled.setdefault(unicodedata.normalize("NFC", text), text) for text in texts]
     distinct = {text for text in texts if text}
     numbers = whole_numbers(distinct)
+    splits = in_split_order(split for (split, _), text in zip(listed, texts, strict=True) if text)
+    known = {text for (split, _), text in zip(listed, texts, strict=True) if text and split == splits[0]}
     if not lists and option is None:
-        _doubt(first, rows, texts, numbers)
+        _doubt(first, rows, texts, numbers, known)
     if lists or option == "numbers" or (option is None and not numbers and distinct and all(map(is_number, distinct))):
         return (), _vectors(rows)
     if option == "classes" and (not numbers or _written_apart(numbers)):
-        return tuple(sorted(distinct)), texts
+        return tuple(sorted(known)), texts
     return None, [str(numbers[text]) if text in numbers else text for text in texts]
 
 
@@ -97,34 +103,42 @@ def _written_apart(numbers: Mapping[str, int]) -> bool:
     return len({text.partition(".")[0] for text in numbers}) > len(set(numbers.values()))
 
 
-def _doubt(content: Contents, rows: Sequence[Row], written: Sequence[str | None], numbers: Mapping[str, int]) -> None:
+def _doubt(
+    content: Contents, rows: Sequence[Row], written: Sequence[str | None], numbers: Mapping[str, int], known: Set[str]
+) -> None:
     """Raises DoubtError if labels may mean several things. `written` has the text of each row's label, or None;
-    `numbers` is what `whole_numbers` returns for these texts."""
+    `numbers` is what `whole_numbers` returns for these texts, and `known` are the texts in the first split."""
     texts = set(filter(None, written))
-    name, some, are_numbers = content.label_names[0], first_of(sorted(texts), 3, repr), all(map(is_number, texts))
-    kinds = f"{len(texts):,} different {'numbers' if are_numbers else 'texts'} such as {some}"
-    is_unlike = are_numbers or len(texts) > max(_MOST_TEXTS, len(rows) // 2)
+    path, name = content.path, content.label_names[0]
+    some, are_numbers = first_of(sorted(texts), 3, repr), all(map(is_number, texts))
+    kinds = counted(len(texts), "different number" if are_numbers else "different text") + f" such as {some}"
+    is_unlike = are_numbers or not 1 < len(texts) <= max(_MOST_TEXTS, len(rows) // 2)
     parts = ((one, text) for text in texts for one in _SEPARATORS if {part.strip() for part in text.split(one)} < texts)
     separator, whole = next(((one, text) for one, text in parts if one in text), ("", ""))
+    several = Reading(_SEVERAL, {"--label-separator": separator})
     numeric = [text for text in texts if is_number(text) and not text.startswith("-")]
     num_names = sum(not is_number(text) and not _odd(text) for text in texts)
     codes = [one for one in numeric if not are_numbers and (len(numeric) <= num_names or _AS_CODE.search(one))]
     code = rows[written.index(min(codes))] if codes else None
     where = f"such as {code.label!r} in {code.contents.faults.word} {code.line}" if code else ""
+    where += "" if known >= {*codes} else ": write the names of classes instead"
     # Integers in a column with a label's name may have gaps: a part of a collection has not all classes.
     is_unclear = any(map(_AS_FLOAT.search, texts)) or name.strip().lower() not in LABEL_NAMES
-    values = set(numbers.values()) if is_unclear else set()
+    values = set(numbers.values())
     has_gap = bool(values) and (min(values) not in (0, 1) or len(values) <= max(values) - min(values))
+    of_whole = rows[written.index(whole)].contents.path if whole else path
+    of_code = code.contents.path if code else path
     doubts = (
-        (content.guess and texts and is_unlike, kinds, (column_reading(name), UNLABELED)),
-        (whole, f"{whole!r} beside its parts", (_AS_CLASSES, Reading(_SEVERAL, {"--label-separator": separator}))),
-        (code, f"numbers among names, {where}", (_AS_CLASSES,)),
-        (_written_apart(numbers), f"a number written in several ways, as in {some}", (_AS_CLASSES, _AS_NUMBERS)),
-        (has_gap, f"whole numbers with gaps, such as {some}", (_AS_CLASSES, _AS_NUMBERS)),
+        (content.guess and texts and is_unlike, path, kinds, (column_reading(name), UNLABELED)),
+        (whole, of_whole, f"{whole!r} beside its parts", (_AS_CLASSES, several)),
+        (code, of_code, f"numbers among names, {where}", [_AS_CLASSES] * (known >= {*codes})),
+        (min(values, default=0) < 0, path, f"negative numbers such as {some}", (_AS_NUMBERS, UNLABELED)),
+        (_written_apart(numbers), path, f"a number written in several ways, as in {some}", (_AS_CLASSES, _AS_NUMBERS)),
+        (is_unclear and has_gap, path, f"whole numbers with gaps, such as {some}", (_AS_CLASSES, _AS_NUMBERS)),
     )
-    for is_doubt, found, readings in doubts:
+    for is_doubt, path, found, readings in doubts:
         if is_doubt:
-            raise DoubtError(content.path, f"expected labels in the column {name!r}, found {found}", readings)
+            raise DoubtError(path, f"expected labels in the column {name!r}, found {found}", readings)
 
 
 def _several(rows: Sequence[Row], content: Contents) -> LabelsOfRows:
@@ -175,7 +189,7 @@ def _vectors(rows: Iterable[Row]) -> list[tuple[float, ...] | None]:
             ]:
                 row.refuse("whole numbers that float32 holds (`--column` stores others as an array)", lost[0])
         except (TypeError, ValueError, OverflowError):
-            row.refuse("numbers as labels", row.label)
+            row.refuse("numbers as labels" + " (fill in empty cells)" * (None in values), row.label)
             continue
         labels[-1] = tuple(map(float, found))
         width = width or len(found)

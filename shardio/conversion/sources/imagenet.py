@@ -313,7 +313,11 @@ def list_tiny_imagenet(src: Path) -> Listing:
     """
     tree = list_tree(src, "none")
     classes = sorted(set(_lines(src / _CLASSES_NAME)))
-    truth = dict(line.split("\t")[:2] for line in _lines(src / _ANNOTATIONS_NAME) if "\t" in line)
+    lines = [line.split("\t")[:2] for line in _lines(src / _ANNOTATIONS_NAME) if "\t" in line]
+    truth = dict(lines)
+    if twice := [name for name, wnid in lines if truth[name] != wnid]:
+        found = f"found two for {twice[0]!r}: download it again"
+        raise SourceError(f"{src / _ANNOTATIONS_NAME}: expected one class for each image, {found}")
     if unknown := set(truth.values()) - set(classes):
         raise SourceError(f"{src / _ANNOTATIONS_NAME}: expected classes of {_CLASSES_NAME}, found {min(unknown)!r}")
     if absent := [split for split in ("train", "val") if split not in tree.found]:

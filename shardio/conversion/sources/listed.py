@@ -10,10 +10,10 @@ import os
 import stat
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 
 from shardio.conversion.arrays import Label
@@ -24,7 +24,7 @@ from shardio.conversion.sources.collection import Collection, ColumnTable, Fault
 from shardio.conversion.sources.doubt import DoubtError
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import DEFAULT_SPLIT, Outside, clutter, in_split_order, known_split, split_name
-from shardio.conversion.sources.table import WITHOUT_SPLITS, Contents, Row, Table, read_table
+from shardio.conversion.sources.table import WITHOUT_SPLITS, Contents, Row, Table, column_reading, read_table
 from shardio.errors import SourceError, counted
 
 
@@ -33,11 +33,14 @@ class _Rows(Listing):
     """The Listing of images that tables describe. An image's `where` is its Row; None if no table has the image."""
 
     tables: Sequence[Contents] = ()
+    way: str = ""
+    """What to do about unknown labels."""
 
     def refuse(self, one: Found, expected: str, found: object) -> Fault | None:
         if one.where is None:
             return super().refuse(one, expected, found)
         one.where.refuse(expected, found)
+        one.where.contents.faults.way = self.way
         return None
 
     def refuse_repeat(self, one: Found, first: Found) -> None:
@@ -147,17 +150,32 @@ def list_table(table: Table, labels: Labels | None = None) -> Listing:
 
 def _splits_of_folders(content: Contents, keys: Sequence[str]) -> Sequence[str]:
     """Returns the split that a folder in each of `keys` names; "" for all keys if folders do not decide the splits.
-    `keys` are the paths of the images in the rows of the table."""
-    named = [next(filter(None, map(known_split, key.split("/")[:-1])), "") for key in keys]
-    several = len({*named} - {""}) > 1
-    are_first = bool(keys) and all(known_split(key.split("/")[0]) for key in keys)
-    if content.table.split_column or any(row.split for row in content.rows) or not (several or are_first):
+    `keys` are the paths of the images in the rows of the table. Folders that all keys share decide only if the folders
+    below them name fewer than two splits."""
+    above = [key.rpartition("/")[0] for key in keys]
+    folders = {folder: folder.split("/") for folder in above}
+    shared = [*takewhile(lambda level: len({*level}) == 1, zip(*folders.values(), strict=False))]
+    words = {folder: [*map(known_split, names[len(shared) :])] for folder, names in folders.items()}
+    levels = [level for level in zip(*words.values(), strict=False) if all(level)]
+    is_clear = len(levels) == 1 and len({*levels[0]}) > 1  # also if a class has the name of a split
+    firsts = (next(filter(None, some), "") for some in words.values())
+    split_of = dict(zip(words, levels[0] if is_clear else firsts, strict=True))
+    several, by_column = len({*split_of.values()} - {""}) > 1, any(row.split for row in content.rows)
+    for row, folder in zip(content.rows, above, strict=True) if several else ():
+        _check_split(row, split_of[folder], {*split_of.values()})
+    are_first = bool(keys) and all(known_split(names[0]) for names in folders.values())
+    if content.table.split_column or by_column or not (several or are_first):
         return [""] * len(keys)
-    if not all(named):
-        found = f"folders of several splits in some paths, but not in others, such as {keys[named.index('')]!r}"
-        raise DoubtError(content.path, f"expected a column of splits, found {found}", [WITHOUT_SPLITS])
+    if not several:
+        split_of = {folder: known_split(names[0]) for folder, names in folders.items()}
+        words = {folder: [known_split(level[0]) for level in shared] for folder in folders}
+    for key, folder in zip(keys, above, strict=True):
+        if not split_of[folder] or (not is_clear and len({*words[folder]} - {""}) > 1):
+            expected = "expected a column of splits, or in each path folders of one split"
+            found = f"found {'several' if split_of[folder] else 'none'} in {key!r}"
+            raise DoubtError(content.path, f"{expected}, {found}", [WITHOUT_SPLITS])
     content.notes.append("splits from the folders in paths")
-    return named
+    return [split_of[folder] for folder in above]
 
 
 def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlabeled: bool = False) -> Collection:
@@ -206,7 +224,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlab
             else:
                 ignored.add("row without an image", row.path)
                 continue
-            _check_split(row, "" if split == given else split)
+            _check_split(row, "" if split == given else split, () if given or not path else collection.splits)
             listed.append((row.split or given or split, found))
         content.faults.check()
         if content.rows and not used:
@@ -235,15 +253,18 @@ def describe(collection: Collection, tables: Mapping[str, Contents], skips_unlab
     return listing.collect("folders")
 
 
-def _check_split(row: Row, split: str) -> None:
-    """Raises DoubtError if the cell for the split in `row` is empty although a folder of the row's image names a split
-    other than train. `split` is the split that the folder names, or ""."""
-    if row.split is None and split not in ("", DEFAULT_SPLIT):
+def _check_split(row: Row, split: str, others: Container[str] = ()) -> None:
+    """Raises DoubtError if a folder of the image in `row` names another split than the row: the cell is empty, and the
+    folder's `split` is not train; or no option names the column, and it has one of `others`, which folders have."""
+    word, column = split_name(row.split or ""), row.contents.of_splits
+    is_other = word != "" and split not in ("", word) and word in others and not row.contents.table.split_column
+    if is_other or (row.split is None and split not in ("", DEFAULT_SPLIT)):
+        found = f"found {word!r}" if word else "found an empty cell: fill it in"
         raise DoubtError(
             row.contents.path,
             f"{row.contents.faults.word} {row.line}: expected a split, as the folder of {row.path!r} says {split!r}, "
-            "found an empty cell: fill it in",
-            [WITHOUT_SPLITS],
+            f"{found}",
+            [*[column_reading(column, "split")] * bool(word), WITHOUT_SPLITS],
         )
 
 
@@ -256,13 +277,16 @@ def _listing(collection: Collection, contents: Sequence[Contents], listed: Seque
     names = dict(zip(collection.classes, collection.class_names, strict=False))
     labels: Sequence[str | Label] = [one.label for _, one in listed]
     others = [split for split, some in collection.splits.items() if some[0].label is not None]
-    as_texts = False
+    as_texts, way = False, ""
     if any(content.label_names for content in contents):
-        given, labels = read_labels(contents, [one.where for _, one in listed])
+        given, labels = read_labels(contents, [(split_name(word), one.where) for word, one in listed])
         if others and any(isinstance(label, tuple) for label in labels):
             raise SourceError(f"{contents[0].path}: expected names of classes, as {others[0]!r} has, found numbers")
         as_texts = not {*others}.intersection(in_split_order([*found, *others])[:1])  # else that split has the classes
         classes, names = (given, {}) if as_texts else (classes, names)
+        if not as_texts and collection.classes and not {*collection.classes}.intersection(labels):
+            some = f"{others[0]!r} has the classes, such as {collection.classes[0]!r}"
+            way = f"{some}: write these names into the table"
     for (word, one), label in zip(listed, labels, strict=True):
         found[split_name(word)].append(one._replace(label=label))
     for split, sources in collection.splits.items():
@@ -270,7 +294,7 @@ def _listing(collection: Collection, contents: Sequence[Contents], listed: Seque
         for source in sources:
             label = collection.classes[source.label] if as_texts and isinstance(source.label, int) else source.label
             found[split].append(Found(source.key, label, source.place))
-    return _Rows(contents[0].path, found, collection, classes, names, tables=contents)
+    return _Rows(contents[0].path, found, collection, classes, names, tables=contents, way=way)
 
 
 # --- finding the pictures that paths mean, also where names on the disk are written otherwise -------------------------

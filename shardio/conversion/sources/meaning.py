@@ -34,7 +34,7 @@ _PAIRED = (
     r"infrared|thermal|n?ir|sketch(es)?|photos?|edges"
 )
 _PART = re.compile(
-    r"(.*[\W_])?(part|chunk|batch|shard|archive|fold|images?|imgs?)[\W_]*\d+|[1-9]\d\d(?=.*[a-z])\w{5}",
+    r"(.*[\W_])?(part|chunk|batch|shard|archive|fold|images?|imgs?)([\W_]*\d+|[\W_]+[a-z])|[1-9]\d\d(?=.*[a-z])\w{5}",
     re.IGNORECASE | re.ASCII,
 )
 _DATE = re.compile(r"(19|20)\d\d([-_. ]?\d\d){0,2}", re.ASCII)
@@ -44,8 +44,9 @@ _MOST_WORDS = 3
 # One class may be called train, as the vehicle is, but none has these names.
 _STRAY = re.compile(r"val(id|idation)?|dev|test(ing|set)?|holdout|unlabell?ed", re.IGNORECASE)
 
-# Hugging Face's imagefolder has metadata.csv, Roboflow _classes.csv.
-_TABLE = re.compile(r"_?(metadata|classes|annotations?|labels?|captions?|(train|val)(_\w+)?)\.(csv|tsv|jsonl|parquet)")
+# Hugging Face's imagefolder has metadata.csv, Roboflow _classes.csv, FairFace fairface_label_train.csv.
+_DESCRIBES = "metadata|annotations?|labels?|captions?|parquet"
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 _NAME_OF_MASK = re.compile(rb"([\W_](masks?|labels?|gt|seg(mentation)?|depth))\.\w+", re.IGNORECASE)
 _LEAST_MASKS, _SAMPLED = 0.1, 500
 _MOST_PAIRED, _ENOUGH_PAIRED = 5, 0.9
@@ -60,6 +61,8 @@ class Disk(NamedTuple):
     """Returns (whether a picture is gray or has a palette, its (width, height)); None for an unreadable header."""
     tables: Callable[[Path], Sequence[str]]
     """Returns the sorted names of the tables in a folder."""
+    has_splits: Callable[[Path], bool]
+    """Whether a table has a column of splits."""
 
 
 @dataclass(frozen=True)
@@ -109,23 +112,39 @@ def _words(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+", name)]
 
 
-def _has(name: str, words: str) -> bool:
+def has_word(name: str, words: str) -> bool:
     """Whether one of the words in a folder's name is one of `words`, a regular expression."""
     return any(re.fullmatch(words, word) for word in _words(name))
+
+
+def split_in(name: str) -> str:
+    """Returns the split that a word in a file's name names; "" if there is none."""
+    return next(filter(None, map(known_split, _words(name))), "")
+
+
+def describes(name: str) -> bool:
+    """Whether a file describes the images next to it, by its name. classes.txt has only names of classes."""
+    return has_word(name, _DESCRIBES + "|classes" * name.endswith(TABLES)) or split_in(name) in ("train", "val")
+
+
+def are_clear(leaves: Sequence[str]) -> bool:
+    """Whether names of the deepest folders may be classes: all differ, or each patient or domain has the same ones."""
+    names, depths = set(map(os.path.basename, leaves)), {leaf.count("/") for leaf in leaves}
+    return len(names) == len(leaves) or (len(leaves) >= 2 * len(names) and len(depths) == 1)
 
 
 def kind_of(name: str) -> str:
     """Returns what a folder holds, by its name: "split", "masks", "images", "part" (of a collection divided into
     folders such as part_03), "lists" (annotations), "pair" (one side of pairs of pictures: "before"); otherwise ""."""
-    if known_split(name) or _has(name, _SPLIT):
+    if known_split(name) or has_word(name, _SPLIT):
         return "split"
     if _PART.fullmatch(name):
         return "part"
     known = re.compile(f"{_IMAGES}|{_MASKS}|{_WITH_ROLES}")
     has_role = not name.isdigit() and all(map(known.fullmatch, _words(name)))
-    if has_role and (_has(name, _MASKS) or _has(name, _IMAGES)):
-        return "masks" if _has(name, _MASKS) else "images"
-    return "pair" if _has(name, _PAIRED) or name in ("A", "B") else "lists" if has_role else ""
+    if has_role and (has_word(name, _MASKS) or has_word(name, _IMAGES)):
+        return "masks" if has_word(name, _MASKS) else "images"
+    return "pair" if has_word(name, _PAIRED) or name in ("A", "B") else "lists" if has_role else ""
 
 
 def unwrapped(place: str, paths: Sequence[bytes]) -> tuple[str, Sequence[str]]:
@@ -217,7 +236,9 @@ class Layout:
         known = f"{_SPLIT}|{_IMAGES}|{_MASKS}|{_WITH_ROLES}|.{{1,2}}"
         own = {" ".join(word for word in _words(name) if not re.fullmatch(known, word)) for name in self.first.full}
         are_own = "" not in own and len(own) == len(self.first.full)
-        return self.others != "parts" and (are_own or any(kind_of(name) in ("", "pair") for name in self.first.full))
+        are_lettered = all(re.search(r"[\W_][a-zA-Z]$", name) for name in self.first.full)  # part_a, or a class
+        may_be = self.others != "parts" and (are_own or any(kind_of(name) in ("", "pair") for name in self.first.full))
+        return may_be or are_lettered
 
     @cached_property
     def are_above_classes(self) -> bool:
@@ -238,6 +259,12 @@ class Layout:
         are_words = not re.search(r"\d", "".join(names))
         are_classes = are_words or (names == {"0", "1"} and all(re.search(r"\d", above) for above in self.full))
         return is_last and are_classes and not any(map(kind_of, names))
+
+    @cached_property
+    def has_splits_inside(self) -> bool:
+        """Whether folders of splits, other than train alone, are in the folders, as in CLASS/test."""
+        inside = {known_split(name) for leaf in self.leaves for name in leaf.split("/")[1:]}
+        return len(self.full) > 1 and not self.others and bool(inside - {"", DEFAULT_SPLIT})
 
     @cached_property
     def masks_among_images(self) -> Sequence[bytes]:
@@ -265,12 +292,20 @@ class Layout:
 
     @cached_property
     def metadata(self) -> Sequence[tuple[str, Path]]:
-        """(split, path) of each table that, by its name, describes the images next to it. "" stands for all splits."""
+        """(split, path) of each table that, by its name, describes the images next to it, or has the splits of class
+        folders. "" stands for all splits."""
         flat = [(part.split, part.path) for part in self.parts if part.images or len(part.full) == 1]
         if not self.labeled and self.first.split == DEFAULT_SPLIT and not self.masks_among_images:
             flat.append(("", self.root))
-        tables = [(split, at / name) for split, at in flat for name in filter(_TABLE.fullmatch, self.disk.tables(at))]
-        named = {split or known_split(_words(one.name)[0]): one for split, one in reversed(tables)}
+        stems = {os.path.splitext(os.fsdecode(image))[0] for part in self.parts for image in part.images}
+        tables = [(split, at / name) for split, at in flat for name in self.disk.tables(at)]
+        tables = [one for one in tables if describes(one[1].name) and one[1].stem not in stems]
+        tables.sort(key=lambda one: not one[1].name.endswith(TABLES))  # the first of a split counts
+        named = {split or split_in(one.name): one for split, one in reversed(tables)}
+        if not flat and not self.first.split and not self.others:
+            paths = [self.root / name for name in reversed(self.disk.tables(self.root))]
+            named = {split_in(one.name): one for one in paths if split_in(one.name) or self.disk.has_splits(one)}
+            named = named if named.keys() - {DEFAULT_SPLIT} else {}
         return [one for one in sorted(named.items()) if one[0] or len(named) == 1]
 
     def doubts(self) -> Iterator[str]:
@@ -295,9 +330,16 @@ class Layout:
         elif self.leaves:
             deep = str(self.first.path / self.leaves[0])
             way = " (`--table` takes a list of images and classes)" if self.are_above_classes else ""
+            way = " (`--table` takes a list of images, classes and splits)" if self.has_splits_inside else way
+            last = {os.path.basename(leaf): leaf for leaf in self.leaves}
+            if twin := next((leaf for leaf in self.leaves if last[os.path.basename(leaf)] != leaf), ""):
+                way += f"; {twin!r} and {last[os.path.basename(twin)]!r} have the same name"
             yield f"expected {noun} directly in the class folders, found some deeper, in {deep!r}{way}"
         if self.gray and not self.others:
             yield f"expected {noun} of other names in each class folder, found the same in {first_of(full, 5, repr)}"
+        if odd := next((name for part in self.parts for name in part.images if b"\\" in name), b""):
+            way = "convert the zip itself, or unpack it by `unzip`, which makes folders"
+            yield f"expected names without backslashes, found {os.fsdecode(odd)!r}: {way}"
         if masks := self.masks_among_images:
             yield f"expected {noun} alone, found masks among them, such as {os.fsdecode(masks[0])!r}"
         for _, table in self.metadata[:1]:
@@ -305,18 +347,20 @@ class Layout:
 
     def readings(self) -> Iterator[Reading]:
         """Yields what the layout may mean, and the command for each meaning."""
-        if self.may_be_classes:
+        if self.may_be_classes and not self.has_splits_inside:
             count, where = len(self.names), "each split" if len(self.labeled) > 1 else self.first.path.name
             several = f"the {count} folders in {where}" if self.first.split else f"these {count} folders"
             meaning = f"{self.names[0]} is the only class" if count == 1 else f"{several} are classes"
             yield Reading(meaning + ", all files pictures" * bool(self.masks_among_images), {"--labels": "folders"})
         leaves = list(map(os.path.basename, self.leaves))
         names = {name for name in leaves if kind_of(name) in ("", "pair", "lists")}
-        are_clear = len(set(leaves)) == len(leaves) or len(leaves) >= 2 * len(set(leaves))
-        if are_clear and not self.others and len(self.full) > 1 < len(names):
+        may_be = are_clear(self.leaves) and not self.others and not self.has_splits_inside
+        if may_be and len(self.full) > 1 < len(names):
             many = "" if len(names) == len(leaves) else f"{len(names)} "  # fewer than folders
             yield Reading(f"the deepest folders are {many}classes", {"--labels": "leaf"})
-        if self.metadata:
+        # A table of val alone would leave out the images of train that are in class folders.
+        has_train = any(split in ("", DEFAULT_SPLIT) for split, _ in self.metadata)
+        if has_train or (self.metadata and (self.first.split or not self.labeled)):
             tables = tuple(f"{split}={table}".lstrip("=") for split, table in self.metadata)
             yield Reading(f"{self.metadata[0][1].name} lists the images", {"--table": tables, "--labels": None})
         if among := self.masks_among_images:
@@ -338,7 +382,7 @@ class Layout:
                 given = {"--masks": str(part.path / mask), "--mask-suffix": ending, "--labels": "none"}
                 yield Reading(f"{part.place(mask)} holds the masks of {part.place(name)}", given, part.path / name)
         yield from self._right_folders({mask for some in masks for mask, *_ in some})
-        if self.others == "splits" and not self.first.split:
+        if (self.others == "splits" or self.has_splits_inside) and not self.first.split:
             yield Reading("all are of one split, without labels", {"--labels": "none"})
         elif self.others != "images and masks" and not self.gray:
             beside = self.disk.tables(self.root) if self.others else ()
@@ -362,7 +406,7 @@ class Layout:
                 continue
             split = next((word for word in _words(name) if re.fullmatch(_SPLIT, word)), "")
             tables = self.disk.tables(self.root) if self.others == "splits" else ()
-            if table := next((one for one in tables if split in _words(one) and not _has(one, _MASKS)), ""):
+            if table := next((one for one in tables if split in _words(one) and not has_word(one, _MASKS)), ""):
                 yield Reading(f"{table} lists the images", {"--table": str(self.root / table)}, src)
             else:
                 yield Reading(f"no image in {where} has a label", {"--labels": "none"}, src)
@@ -371,7 +415,7 @@ class Layout:
         """Yields (folder of masks, folder of their images, ending of an image's name, ending of its mask's name)."""
         may_be = bool(self.gray) or self.others in ("images and masks", "splits")
         gray = self.gray.get(part.split, ())
-        masks = [name for name in part.full if may_be and (name in gray or _has(name, _MASKS))]
+        masks = [name for name in part.full if may_be and (name in gray or has_word(name, _MASKS))]
         stems = {name: list(part.stems(name)) for name in part.full if masks}
         names = sorted(part.full, key=lambda name: kind_of(name) != "images")
         for mask in masks:

@@ -61,7 +61,7 @@ _MOST_TRIED = 1000
 _SOURCE_NBYTES = 300
 
 
-def list_arrays(src: Path, labels: Labels | None = None, told: Set[str] = frozenset()) -> Listing:
+def list_arrays(src: Path, labels: Labels | None = None, told: Set[str] | None = None) -> Listing:
     """Returns the samples in a tree of NPY files, in an NPY file, or in an NPZ archive.
 
     The samples of a tree or an NPY file have one array called `array`. Arrays of an archive have the names of its
@@ -120,7 +120,7 @@ class TreeOrigin(FileOrigin):
         return DatasetItem(None, source.indexed, {ARRAY: _check_values(values)})
 
 
-def _list_tree(src: Path, labels: Labels | None, told: Set[str]) -> Listing:
+def _list_tree(src: Path, labels: Labels | None, told: Set[str] | None) -> Listing:
     if looks_like_a_set(src):
         raise SourceError(f"{src}: expected arrays, found a shard set")
     tree = list_tree(src, labels, "arrays", told)

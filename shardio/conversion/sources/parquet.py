@@ -272,7 +272,7 @@ class _File:
             word = split if split == self.split else word.lower() if known_split(word) else word
             number, numbers[split] = numbers[split], numbers[split] + 1
             if isinstance(label, str):
-                label = present(label, MISSING)
+                label = present(label)  # "NA" is a text like others: parquet has nulls
             elif label == _NO_LABEL:
                 label = None
             elif label is not None and not 0 <= label <= most:
@@ -290,6 +290,8 @@ class _File:
             key = folder + file
             if not file or b"\0" in file or key in taken:
                 key = b"%s%08d" % (folder, number)
+                while key in taken:  # a number may be a name, too
+                    key += b"_"
             if len(key) > MAX_KEY_NBYTES:
                 faults.add(row, f"a key of at most {MAX_KEY_NBYTES:,} bytes", f"{os.fsdecode(key)[:80]}...")
             taken.add(key)

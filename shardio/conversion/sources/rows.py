@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,6 +22,7 @@ from shardio.sets.given import open_parquet, read_batches
 _MAX_LINE_NBYTES = 1 << 16
 _MOST_KEPT, _MOST_SHOWN = 1000, 10
 
+_NO_TABLES = {b"PK\3\4": "an Excel file or a zip", b"\x1f\x8b": "a file compressed by gzip"}
 _DELIMITERS = ",\t;|"
 # JSON can name half of a character. os.fsdecode uses the other surrogates for bytes that are not UTF-8.
 _HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
@@ -34,22 +35,26 @@ class Faults:
     def __init__(self, path: str | Path, word: str) -> None:
         self.path = path
         self.word = word
-        self._count = 0
+        self.way = ""
+        """The last line of the error: what to do."""
+        self._wrong: set[int | str] = set()
         self._kept: list[tuple[int, str]] = []
 
     def add(self, where: int | str, expected: str, found: object) -> None:
-        """Adds an error. `where` is the number of a line or row, or the name of an image, for "`word` `where`: ..."."""
-        self._count += 1
-        if self._count <= _MOST_KEPT:
+        """Adds an error, unless there is one at the same place. `where` is the number of a line or row, or the name of
+        an image, for "`word` `where`: ..."."""
+        is_first = where not in self._wrong
+        self._wrong.add(where)
+        if is_first and len(self._wrong) <= _MOST_KEPT:
             line = where if isinstance(where, int) else 0
             self._kept.append((line, f"{self.word} {where}: expected {expected}, found {found!r:.200}"))
 
     def check(self) -> None:
-        if self._count:
+        if count := len(self._wrong):
             shown = [text for _, text in sorted(self._kept)[:_MOST_SHOWN]]
-            more = [f"and {self._count - _MOST_SHOWN:,} more"] if self._count > _MOST_SHOWN else []
-            wrong = f"{counted(self._count, self.word)} {'is' if self._count == 1 else 'are'} wrong"
-            raise SourceError(f"{self.path}: {wrong}:", *shown, *more)
+            more = [f"and {count - _MOST_SHOWN:,} more"] if count > _MOST_SHOWN else []
+            wrong = f"{counted(count, self.word)} {'is' if count == 1 else 'are'} wrong"
+            raise SourceError(f"{self.path}: {wrong}:", *shown, *more, *filter(None, [self.way]))
 
 
 Rows = Iterable[tuple[int, list[Any]]]
@@ -64,10 +69,14 @@ def read_rows(path: Path, known: Sequence[str], *, unlabeled: bool = False) -> t
     if not path.is_file():
         raise SourceError(f"{path}: expected a table, found {'no regular file' if path.exists() else 'nothing'}")
     with path.open("rb") as binary:
-        if binary.read(4) == b"PAR1":
-            with open_parquet(path) as parquet:
-                names = list(parquet.schema_arrow.names)
-            return names, _parquet_rows(path), Faults(path, "row")
+        start = binary.read(_MAX_LINE_NBYTES)
+    if start.startswith(b"PAR1"):
+        with open_parquet(path) as parquet:
+            names = list(parquet.schema_arrow.names)
+        return names, _parquet_rows(path), Faults(path, "row")
+    if b"\0" in start and not is_utf16(start):
+        kind = next((kind for magic, kind in _NO_TABLES.items() if start.startswith(magic)), "a binary file")
+        raise SourceError(f"{path}: expected a table, found {kind}: unpack it, or save it as CSV")
     if (found := _read_json(path, known, unlabeled)) is not None:
         return found
     faults = Faults(path, "line")
@@ -167,6 +176,8 @@ def _values(column: Any) -> list[Any]:
 
 
 def _listed_rows(path: Path, num_labels: int, known: Sequence[str], faults: Faults) -> Rows:
+    start = islice(_lines(path), _MOST_KEPT * num_labels)
+    have_suffixes = any(has_image_suffix(word) for line in start for word in line.split()[:-1])
     for number, line in enumerate(_lines(path), start=1):
         text = line.rstrip()
         if not text:
@@ -181,7 +192,10 @@ def _listed_rows(path: Path, num_labels: int, known: Sequence[str], faults: Faul
         where, _, label = (part.strip() for part in text.rpartition(separator))
         if number == 1 and {where.lower(), label.lower()} <= set(known):
             continue  # a header, its names separated by a space
-        if where:
+        is_odd = separator in where or (number == 1 and not is_number(label))  # or only a name without suffix
+        if where and have_suffixes and is_odd and not has_image_suffix(where):
+            faults.add(number, "`PATH LABEL` (put a tab before a label with blanks, and leave a header out)", text)
+        elif where:
             yield number, [where, label]
         else:
             faults.add(number, "`PATH LABEL`, or columns named in the first line", text)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
-from shardio.conversion.sources.names import DEFAULT_SPLIT, by_split, known_split, split_name
-from shardio.conversion.sources.rows import Faults, read_rows
+from shardio.conversion.sources.names import DEFAULT_SPLIT, by_split, is_number, known_split, split_name
+from shardio.conversion.sources.rows import Faults, Rows, read_rows
 from shardio.errors import SourceError, counted, did_you_mean
 from shardio.format.layout import RowType, check_array_name, check_kind, is_split_name
 from shardio.format.parse import first_repeated
@@ -41,7 +41,7 @@ LABEL_NAMES = frozenset(
     )
 )
 """The names of labels in parquet files and Python datasets."""
-# Other names that a column of splits may have, without what is no letter.
+# Other names that a column of splits may have, without what is no letter. So may flags in a column named as a split.
 _SPLIT_LIKE = re.compile("(data)?(set|split)(type|name)?|usage|phase|k?folds?|partition|is(train|val|test).*")
 _WORD = re.compile("[A-Z]*[a-z]+|[A-Z]+")
 OF_TABLES = ("classes", "numbers")
@@ -154,11 +154,13 @@ class Contents:
         """
         self.table, self.path, self.names, self.faults, self.labels = table, table.path, names, faults, labels
         self.rows: list[Row] = []
+        self.notes: list[str] = []
         self._path = self._find("path", table.path_column, _PATHS)
         if not self._path:
-            found = f"found the columns {listed(names)} (put the names of columns into the first line)"
-            may_be = [name for name in names if name and name not in table.label_columns and not has_image_suffix(name)]
-            readings = [column_reading(name, "path") for name in may_be]
+            way = "put the names of columns into the first line; `--path-column` says which column has the paths"
+            found = f"found the columns {listed(names)} ({way})"
+            may_be = [name for name in names if name and name not in table.label_columns]
+            readings = [column_reading(name, "path") for name in may_be if not any(map(has_image_suffix, names))]
             raise DoubtError(self.path, f"expected a column of paths, {found}", readings[:3])
         splits = () if of_images else _SPLITS
         self.of_splits = "" if table.split_column == NO_SPLITS else self._find("split", table.split_column, splits)
@@ -176,16 +178,22 @@ class Contents:
         self.unused = [name for name in dict.fromkeys(names) if name not in used]
         self.guess = [] if of_images or labels == "none" or given or table.columns else self.unused
         """The columns that may have the labels, if neither the caller nor a name says which. A single one has them."""
-        self.label_names = tuple(given or self.guess[: len(self.guess) == 1])
-        for name in self.label_names:
+        self._first = f"{'images' if of_images else 'paths'} from {self._path!r}"
+        self.label_from(tuple(given or self.guess[: len(self.guess) == 1]))
+
+    def label_from(self, names: tuple[str, ...]) -> None:
+        """Makes `names` the columns of labels, and says so in `use` and in the first of `notes`."""
+        self.label_names = names
+        for name in names:
             self._check(name)
-        uses = {"labels": self.label_names, "splits": [self.of_splits], "groups": [self.of_groups]}
-        uses["arrays"] = table.columns
+        uses = {"labels": names, "splits": [self.of_splits], "groups": [self.of_groups], "arrays": self.table.columns}
         some = ", ".join(f"{what} from {listed(columns)}" for what, columns in uses.items() if any(columns))
-        first = f"{'images' if of_images else 'paths'} from {self._path!r}"
-        self.use = f"{first}, {'' if self.label_names else 'no labels, '}{some}".removesuffix(", ")
-        left = [name for name in self.unused if name not in self.label_names]
-        self.notes = [f"{self.use}, not used: {listed(left)}" if left else self.use]
+        self.use = f"{self._first}, {'' if names else 'no labels, '}{some}".removesuffix(", ")
+        left = [name for name in self.unused if name not in names]
+        self.notes[:1] = [f"{self.use}, not used: {listed(left)}" if left else self.use]
+
+    def texts(self) -> set[str]:
+        return {str(row.label) for row in self.rows if row.label is not None}
 
     def _check(self, name: str) -> None:
         """Raises SourceError unless exactly one column has the name."""
@@ -223,24 +231,28 @@ class Contents:
         elif word and not is_split_name(split_name(word)):
             row.refuse(A_SPLIT, word)
         elif split and word and split_name(word) != split:
-            row.refuse(f"the split {split!r}, for which the table is given", word)
+            row.refuse(f"the split {split!r}, for which the table is given (or `--split-column none`)", word)
         elif group is None:
             row.refuse(f"a group in the column {self.table.group_column!r}", "an empty cell: name a group of its own")
         else:
             self.rows.append(row)
 
     def check_splits(self, seen: Mapping[str, Set[str]], split: str) -> None:
-        """Raises SourceError if rows have two words for one split, DoubtError if all words are numbers or an unused
-        column may have splits. `seen` has the values of each unused column by name; `split` is the split that the table
-        is for, or ""."""
+        """Raises SourceError if rows have two words for one split, DoubtError if all words are numbers, if words in a
+        column `set` or `subset` are unknown, or if an unused column may have splits. `seen` has the values of each
+        unused column by name; `split` is the split that the table is for, or ""."""
         words = sorted({row.split for row in self.rows if row.split})
         by_split(self.path, dict.fromkeys(words))
         if self.table.split_column:
             return
         if not self.of_splits:
-            doubt_splits(self.path, seen, split)
-        elif words and all(map(str.isdigit, words)):
-            raise _doubt(self.path, self.of_splits, words)  # 0 may be train, or no fold at all
+            tags = {str(tag).lower() for row in self.rows if len(self.label_names) > 1 for tag in row.label or ()}
+            doubt_splits(self.path, seen, split, are_tags=bool(tags) and tags <= _FLAGS.keys())
+        elif words and (
+            all(map(str.isdigit, words))  # 0 may be train, or no fold at all
+            or (self.of_splits.strip().lower() != "split" and not all(map(known_split, words)))
+        ):
+            raise _doubt(self.path, words, self.of_splits)
 
     def replace_root(self) -> None:
         """Replaces the beginning of paths if the root is OLD=NEW. Raises SourceError if no path begins with OLD."""
@@ -256,11 +268,52 @@ class Contents:
             raise SourceError(f"{self.path}: expected {expected}, found {self.rows[0].path!r}")
 
 
-def read_table(table: Table, labels: str | None = None, split: str = "") -> Contents:
+def read_tables(tables: Mapping[str, Table], labels: str | None = None) -> Mapping[str, Contents]:
+    """Returns what `_read` returns for each of `tables`, by the split that it is for. If a column of labels is named in
+    one table, no column is guessed in the others, unless its texts are labels of that table. Raises DoubtError if
+    several columns may have the labels."""
+    contents = {split: _read(table, labels, split, tables.values()) for split, table in tables.items()}
+    named = [one for one in contents.values() if one.label_names and not one.guess]
+    for one in (one for one in contents.values() if one.guess and named):
+        texts = one.texts()  # ages may be among labels that are numbers
+        if all(map(is_number, texts)) or not texts <= set().union(*(other.texts() for other in named)):
+            one.guess, one.rows = [], [row._replace(label=None) for row in one.rows]
+            one.label_from(())
+    labeled: dict[str, Contents] = {}
+    for one in contents.values():
+        if len(one.guess) > 1:
+            readings = [*map(column_reading, one.guess[:3]), UNLABELED]
+            raise DoubtError(one.path, f"expected one column of labels, found {listed(one.guess)}", readings)
+        if len(one.label_names) == 1:
+            labeled[one.label_names[0].strip().lower()] = last = one
+    if len(labeled) > 1 and not all(one.table.label_columns for one in labeled.values()):
+        found = "expected one name for the columns of labels, found "
+        found += " and ".join(f"{one.label_names[0]!r} in {one.path.name}" for one in labeled.values())
+        names = (one.label_names[0] for one in labeled.values())
+        readings = [column_reading(name) for name in names if all(name in one.names for one in labeled.values())]
+        shared = set.intersection(*(one.texts() for one in labeled.values()))
+        if readings or not shared or not labeled.keys() <= LABEL_NAMES:
+            raise DoubtError(last.path, f"{found}: rename one, or remove one without labels", [*readings, UNLABELED])
+    return contents
+
+
+def read_table(table: Table, labels: str | None = None) -> Contents:
+    return read_tables({"": table}, labels)[""]
+
+
+def _open(table: Table, labels: str | None) -> tuple[list[str], Rows, Faults]:
+    named = (name.lower() for name in (table.path_column, *table.label_columns) if name)
+    return read_rows(table.path, (*chain(*_PATHS, *_LABELS), *named), unlabeled=labels == "none")
+
+
+def _read(table: Table, labels: str | None, split: str, tables: Iterable[Table]) -> Contents:
     """Returns the Contents of a table: its valid rows, without labels if `labels` is "none", and the errors in other
     rows. `split` is the split that the table is for, or "". Raises DoubtError if an unused column may have splits."""
-    named = (name.lower() for name in (table.path_column, *table.label_columns) if name)
-    names, rows, faults = read_rows(table.path, (*chain(*_PATHS, *_LABELS), *named), unlabeled=labels == "none")
+    names, rows, faults = _open(table, labels)
+    gone = [name for name in table.label_columns if name not in names]
+    if gone and labels != "none" and any(gone[0] in _open(other, labels)[0] for other in tables):
+        way = "leave this table out if its images have no labels"
+        raise SourceError(f"{table.path}: expected one column {gone[0]!r}, found {listed(names)}: {way}")
     content = Contents(table, names, faults, labels)
     seen: dict[str, set[str]] = {name: set() for name in content.unused}
     few = list(seen)
@@ -273,41 +326,43 @@ def read_table(table: Table, labels: str | None = None, split: str = "") -> Cont
                 few.remove(name)
         content.add(line, cells, split)
     content.check_splits(seen, split)
-    if len(content.guess) > 1:
-        readings = [*map(column_reading, content.guess[:3]), UNLABELED]
-        raise DoubtError(table.path, f"expected one column of labels, found {listed(content.guess)}", readings)
     content.replace_root()
     return content
 
 
-def doubt_splits(src: Path, values: Mapping[str, Set[str]], split: str) -> None:
+def doubt_splits(src: Path, values: Mapping[str, Set[str]], split: str, are_tags: bool = False) -> None:
     """Raises DoubtError if a column with at most 20 different values may have splits. `values` has each column's
-    values, by its name; `split` is the split that all rows have otherwise, or "".
+    values, by its name; `split` is the split that all rows have otherwise, or "". `are_tags`: the labels are flags, so
+    flags in a column such as train are no splits.
 
     A column may have splits if its name says so and `split` is "", or if each value names a split, and one of them
     names a split other than `split` (other than train if that is "").
     """
+    may_be: dict[str, Set[str]] = {}
     for name, seen in ((name, seen) for name, seen in values.items() if len(seen) <= _MOST_SPLITS):
         plain = re.sub("[^a-z]", "", name.lower())
-        is_named = not split and len(seen) > 1 and bool(_SPLIT_LIKE.fullmatch(plain))
+        is_flag = not are_tags and bool(known_split(name.strip())) and set(map(str.lower, seen)) <= _FLAGS.keys()
+        is_named = not split and len(seen) > 1 and (is_flag or bool(_SPLIT_LIKE.fullmatch(plain)))
         known = [{known_split(part.lower()) for part in _WORD.findall(word)} - {""} for word in seen]
         if is_named or (all(known) and set().union(*known) - {split or DEFAULT_SPLIT}):
-            raise _doubt(src, name, seen)
+            may_be[name] = seen
+    if may_be:
+        raise _doubt(src, next(iter(may_be.values())), *may_be)
 
 
-def _doubt(src: Path, name: str, seen: Iterable[str]) -> DoubtError:
-    found = f"expected to know whether the column {name!r} has splits, found {listed(sorted(seen))}"
-    return DoubtError(src, found, [column_reading(name, "split"), WITHOUT_SPLITS])
+def _doubt(src: Path, seen: Iterable[str], *names: str) -> DoubtError:
+    found = f"expected to know whether the column {names[0]!r} has splits, found {listed(sorted(seen))}"
+    return DoubtError(src, found, [*(column_reading(name, "split") for name in names[:3]), WITHOUT_SPLITS])
 
 
 def split_of_flag(name: str, cell: object) -> str:
-    """Returns the split that 0, 1, true or false means in a column `name` such as is_train. Returns the text of other
-    cells, and of cells in other columns."""
+    """Returns the split that 0, 1, true or false means in a column `name` such as is_train or test. Returns the text
+    of other cells, and of cells in other columns."""
     match = re.match("is[-_ ]?(train|val|test)", name.lower())
-    flag = _FLAGS.get(str(cell).lower())
-    if not match or flag is None:
+    split, flag = match[1] if match else known_split(name.strip()), _FLAGS.get(str(cell).lower())
+    if not split or flag is None:
         return str(cell)
-    return match[1] if flag else {"train": "test"}.get(match[1], "train")
+    return split if flag else {"train": "test"}.get(split, "train")
 
 
 def column_reading(name: str, what: str = "label") -> Reading:

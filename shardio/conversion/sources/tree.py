@@ -8,27 +8,47 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import unicodedata
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, MutableSequence, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from shardio.conversion.images.headers import holds_image
+from shardio.conversion.images.headers import has_image_suffix, holds_image
 from shardio.conversion.images.mask import look
 from shardio.conversion.options import Labels
 from shardio.conversion.sources.collection import Collection, FileOrigin
 from shardio.conversion.sources.containers import RECIPE, find_container
-from shardio.conversion.sources.doubt import Reading
+from shardio.conversion.sources.doubt import DoubtError, Reading
 from shardio.conversion.sources.listing import Listing
-from shardio.conversion.sources.meaning import Disk, Layout, Part
-from shardio.conversion.sources.names import Ignored, Outside, by_split, in_split_order, known_split, sorted_entries
+from shardio.conversion.sources.meaning import TABLES, Disk, Layout, Part, describes, has_word, split_in
+from shardio.conversion.sources.names import (
+    DEFAULT_SPLIT,
+    Ignored,
+    Outside,
+    by_split,
+    in_split_order,
+    known_split,
+    sorted_entries,
+)
+from shardio.conversion.sources.parquet import is_parquet
+from shardio.conversion.sources.rows import read_rows
 from shardio.errors import SourceError, first_of
 
 _Noun = Literal["images", "arrays", "files"]
 """The files of a tree that are sources: images, arrays (NPY files), or both ("files")."""
 
 
+_SPLITS = re.compile("split|subset|is_?(train|val|test).*", re.IGNORECASE)
+"""The names of columns of splits."""
+_PACKED = (".zip", ".tar", ".tgz", ".gz", ".7z", ".rar")
+_ABOUT = "annotations?|labels?|info|bbox|devkit"
+"""Words in the names of archives that have no images."""
+_TEXTS = (".txt", ".json")
+_MOST_TEXTS = 100
+"""More texts next to images are captions, one for each image, and no tables."""
+_START_NBYTES = 1 << 16
 _MOST_BESIDE = 8
 """The maximum number of folders next to the folders of splits that are searched for images."""
 
@@ -50,7 +70,7 @@ def list_tree(
     root: Path,
     labels: Labels | None = None,
     noun: _Noun = "images",
-    told: Set[str] = frozenset(),
+    told: Set[str] | None = None,
     has_masks: bool = False,
     scan: Scan | None = None,
 ) -> Listing:
@@ -60,7 +80,7 @@ def list_tree(
     the set's name for the split, such as val for the folder Validation. Raises SourceError for definite errors; an
     ambiguous layout is described in the Listing's `doubts` and `readings`.
 
-    - `told`: the splits whose labels are in a table, so their folders are no classes
+    - `told`: the splits whose labels are in a table, so their folders are no classes; None without tables
     - `has_masks`: whether `root` is also the folder of masks, so masks may be among the images
     - `scan`: finds the images, if `root` is an archive or a folder of archives
     """
@@ -88,10 +108,16 @@ def list_tree(
         parts = [
             scan.part(folder_of[split], split, *scan.list(folder_of[split])) for split in in_split_order(folder_of)
         ]
+    unpacked = {"", *(part.split or DEFAULT_SPLIT for part in parts)}
+    if packed := [name for name in scan.packed if split_in(name) not in unpacked and not has_word(name, _ABOUT)]:
+        scan.doubts.append(f"expected all {noun} unpacked, found {packed[0]!r}, which would be left out")
     parts = _with_classes(parts, labels)
     asked = [part for part in parts if not told or part.split not in ("", *told)]
     where, labeled = parts[0].path if len(parts) == 1 else root, [part for part in asked if part.full]
     if not any(part.images or part.full for part in parts):
+        if inner := [name for name in folders if is_parquet(root / name)]:
+            ways = [Reading(f"{name} is the collection", {"--source": None}, root / name) for name in inner[:3]]
+            raise DoubtError(root, f"expected {noun}, found parquet files in {inner[0]!r}", ways)
         inside = (container := find_container(root)) and f"{container}: {RECIPE}"
         raise SourceError(f"{where}: expected {noun}, or class folders with {noun}, found {inside or 'none'}")
     if labels in ("folders", "leaf") and asked and not labeled:
@@ -99,7 +125,8 @@ def list_tree(
     doubts: Sequence[str] = ()
     readings: Sequence[Reading] = ()
     if labels is None and asked:
-        layout = Layout(root, asked, noun, scan.disk, has_masks)
+        disk = scan.disk if told is None else scan.disk._replace(tables=lambda folder: ())  # others are of no interest
+        layout = Layout(root, asked, noun, disk, has_masks)
         if doubts := [*scan.doubts, *layout.doubts()]:
             readings = tuple(layout.readings())
     classes = tuple(labeled[0].classes) if labeled else ()
@@ -114,15 +141,44 @@ def list_tree(
                 f"unknown class {unknown[0]!r} ({len(unknown):,} unknown in all): move their folders elsewhere, or "
                 "convert the splits separately"
             )
+    notes = scan.outside.notes
+    if classes and labels != "none" and all(map(str.isdecimal, classes)) and [*classes] != sorted(classes, key=int):
+        odd = next(name for name, other in zip(classes, sorted(classes, key=int), strict=True) if name != other)
+        notes += (f"classes are sorted as texts, as in ImageFolder: the label of {odd!r} is {classes.index(odd)}",)
     return Listing(
         root,
         {part.split: found for part in parts if (found := list(part.found(labels != "none" and part in asked)))},
-        Collection(FileOrigin(root), ignored=scan.ignored, notes=scan.outside.notes),
+        Collection(FileOrigin(root), ignored=scan.ignored, notes=notes),
         classes,
         doubts=doubts,
         readings=readings,
         has_class_folders=True,
     )
+
+
+def has_splits(table: Path) -> bool:
+    """Whether a table next to class folders has a column of splits. A JSON document, which may be large, has none."""
+    with contextlib.suppress(SourceError, OSError):
+        return table.suffix != ".json" and any(map(_SPLITS.fullmatch, read_rows(table, ("split",))[0]))
+    return False
+
+
+def tables_of(folder: Path, names: Sequence[str]) -> list[str]:
+    """Returns which of the files `names` in `folder`, next to images, may be tables: by their names, and of texts only
+    those that name an image at their beginning."""
+    texts = [name for name in names if name.endswith(_TEXTS)]
+    texts = [name for name in texts if describes(name) or split_in(name)] if len(texts) <= _MOST_TEXTS else []
+    lists = {name for name in texts if _names_images(folder / name)}
+    return [name for name in names if name.endswith(TABLES) or name in lists]
+
+
+def _names_images(text: Path) -> bool:
+    with contextlib.suppress(OSError):
+        if text.is_file():
+            with text.open("rb") as file:
+                words = re.split(r"[\s,;\"']+", file.read(_START_NBYTES).decode("latin-1"))
+            return any(map(has_image_suffix, words))
+    return False
 
 
 def _with_classes(parts: Sequence[Part], labels: Labels | None) -> list[Part]:
@@ -135,12 +191,12 @@ def _with_classes(parts: Sequence[Part], labels: Labels | None) -> list[Part]:
         classes: dict[str, list[bytes]] = {}
         folders = sorted(part.deepest().items()) if labels == "leaf" else list(part.classes.items())
         # Each patient or each domain may have a folder of each class. A few folders of the same name are a doubt.
-        are_repeated = len(folders) >= 2 * len({os.path.basename(folder) for folder, _ in folders})
+        are_sure = len(folders) >= 2 * len({os.path.basename(folder) for folder, _ in folders})
         for folder, paths in folders:
             name = os.path.basename(folder)
             name = spelled.setdefault(unicodedata.normalize("NFC", name), name)
             classes.setdefault(name, []).extend(paths)
-            if labels == "leaf" and len(classes[name]) > len(paths) and not are_repeated:
+            if labels == "leaf" and len(classes[name]) > len(paths) and not are_sure:
                 first = os.fsdecode(os.path.dirname(classes[name][0]))
                 raise SourceError(
                     f"{part.path}: expected different names of the deepest folders, found {first!r} and {folder!r}: "
@@ -159,9 +215,11 @@ class Scan:
         self.ignored = Ignored(root)
         self.outside = Outside(root)
         self.doubts: list[str] = []
+        self.packed: list[str] = []
+        """The sorted names of archives in `root`."""
         self.tables: dict[Path, list[str]] = {}
         """The sorted names of the tables in each folder that `list` has listed."""
-        self.disk = Disk(os.path.exists, look, lambda folder: self.tables.get(folder, []))
+        self.disk = Disk(os.path.exists, look, lambda folder: self.tables.get(folder, []), has_splits)
 
     def part(self, folder: Path, split: str, folders: list[str], images: list[str]) -> Part:
         """Returns the images in and below the folder of a split. `folders` and `images` come from `list(folder)`."""
@@ -176,19 +234,24 @@ class Scan:
     def list(self, folder: Path) -> tuple[list[str], list[str]]:
         """Returns the names of the folders in `folder`, and of its images. Counts other entries in `ignored`."""
         found: tuple[list[str], list[str]] = ([], [])
-        for name, is_image in self.entries(folder):
+        others: list[str] = []
+        for name, is_image in self.entries(folder, others):
             found[is_image].append(name)
+        self.tables.setdefault(folder, tables_of(folder, others))
+        if folder == self.root:
+            self.packed = [name for name in others if name.endswith(_PACKED)]
         return found
 
-    def entries(self, folder: Path) -> Iterator[tuple[str, bool]]:
-        """Yields (name, whether it is an image) of the folders and images in `folder`, sorted."""
+    def entries(self, folder: Path, others: MutableSequence[str] | None = None) -> Iterator[tuple[str, bool]]:
+        """Yields (name, whether it is an image) of the folders and images in `folder`, sorted. Adds the names of its
+        other files to `others`."""
         for entry in sorted_entries(folder, self.ignored):
             if _kind(entry) == "folder":
                 yield entry.name, False
             elif self._is_image(entry):
                 yield entry.name, True
-            elif entry.name.endswith((".csv", ".tsv", ".jsonl", ".parquet")):
-                self.tables.setdefault(folder, []).append(entry.name)
+            elif others is not None:
+                others.append(entry.name)
 
     def has_folders(self, folder: Path) -> bool:
         return any(_kind(entry) == "folder" for entry in sorted_entries(folder, Ignored()))

@@ -21,7 +21,16 @@ from shardio.conversion.sources.archives import ZIP_MAGIC, list_members, zip_mem
 from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, read_file
 from shardio.conversion.sources.doubt import UNLABELED, DoubtError, Reading
 from shardio.conversion.sources.listing import Found, Listing
-from shardio.conversion.sources.names import NO_VECTORS, SPLIT_NAMES, Ignored, known_split, sorted_entries, split_name
+from shardio.conversion.sources.meaning import TABLES
+from shardio.conversion.sources.names import (
+    NO_VECTORS,
+    SPLIT_NAMES,
+    Ignored,
+    in_split_order,
+    known_split,
+    sorted_entries,
+    split_name,
+)
 from shardio.conversion.sources.tar import drain, members, open_archive
 from shardio.errors import DecodeError, SourceError, counted
 from shardio.system.opening import open_file
@@ -29,8 +38,11 @@ from shardio.system.opening import open_file
 # Fields of a .json member: the first that is there counts.
 _LABEL_FIELDS = ("label", "class", "cls")
 _MAX_LABEL_NBYTES = 1 << 20
+_NO_LABEL = "-1"
+"""The label that tars made from data sets of Hugging Face have where labels are not public."""
 
-_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+# 1.txt, 1.json, 1.label, 1.cls.txt: a caption, or perhaps a label.
+_OF_IMAGE = re.compile(r"(.+?)(\.txt|\.json|\.(cls|class|label|target)s?(\.\w+)?)", re.IGNORECASE | re.DOTALL)
 
 ARCHIVES = (".tar", ".zip")
 
@@ -40,7 +52,7 @@ _MOST_TARS = 1_000_000
 
 
 def list_webdataset(
-    src: Path, labels: Labels | None = None, told: Set[str] = frozenset(), *, skips_unlabeled: bool = False
+    src: Path, labels: Labels | None = None, told: Set[str] | None = None, *, skips_unlabeled: bool = False
 ) -> Listing:
     """Returns the images of an archive (tar or zip), of the archives in a folder and its subfolders, or of a pattern.
 
@@ -72,7 +84,18 @@ def list_webdataset(
             found = f"found the table {beside['table']!r} next to them: unpack it, and pass it by `--table`"
             raise DoubtError(src, f"expected images in class folders, {found}", [UNLABELED])
         return listing
-    if needs_labels and not skips_unlabeled:
+    if skips_unlabeled:
+        samples = [one._replace(label=None) if one.label == _NO_LABEL else one for one in samples]
+    elif needs_labels:
+        has_labels = {
+            split_name(word): any(one.label not in (None, _NO_LABEL) or isinstance(one.place, Fault) for one in some)
+            for word, some in _by_word(words, samples).items()
+        }
+        first, *others = in_split_order(has_labels)
+        if bare := [split for split in others if has_labels[first] and not has_labels[split]]:
+            expected = f"expected labels (.cls or .json) in the split {bare[0]!r}, as in {first!r}, found none"
+            skip = Reading(f"the split {bare[0]} has no labels", {"--unlabeled": "skip"})
+            raise DoubtError(src, expected, [skip, UNLABELED])
         samples = [
             one._replace(place=Fault(f"expected one label (.cls or .json) of {_name(one)}, found 0 labels"))
             if one.label is None and not isinstance(one.place, Fault)
@@ -195,11 +218,11 @@ def _walk(
         stem, suffix = os.path.splitext(name)
         suffix = suffix.lower()
         is_label = suffix in (".cls", ".json") and (extent.zipped or extent).nbytes <= _MAX_LABEL_NBYTES
-        if suffix in (".txt", ".json"):
-            texts[stem] = name
+        if suffix not in ALL_SUFFIXES and (match := _OF_IMAGE.fullmatch(name)):
+            texts[match[1]] = name
         if not (is_label or suffix in ALL_SUFFIXES):
             ignored.add("neither image nor label", name)
-            if suffix in _TABLES:
+            if suffix in TABLES:
                 beside.setdefault("table", name)
             continue
         images, from_cls, from_json = found.setdefault(stem, ([], [], []))
@@ -209,6 +232,12 @@ def _walk(
             from_cls.append(_read_text(read()))
         else:
             from_json += _read_json(read())
+    bare = {stem for stem, (images, *labels) in found.items() if images and not any(labels)}
+    for stem, (images, from_cls, from_json) in list(found.items()):
+        labels = from_cls or [label for label in from_json if isinstance(label, str)]
+        if labels and not images and (whole := _whole(stem, found)) in bare:  # 1.target.cls next to 1.png
+            found[whole][1].extend(labels)
+            del found[stem]
     for stem, (images, from_cls, from_json) in found.items():
         labels = from_cls or from_json
         others = [one for one in images if not has_image_suffix(one[0])]
@@ -219,7 +248,7 @@ def _walk(
         if not (images or labels):
             ignored.add("neither image nor label", stem)
             continue
-        if not (images and labels) and _is_part(stem, found):
+        if not (images and labels) and _whole(stem, found):
             ignored.add("part of another sample", images[0][0] if images else stem)
             continue
         if images and stem in texts:
@@ -262,13 +291,14 @@ def _contents(path: Path, file: bytes, ignored: Ignored) -> Iterator[tuple[str, 
             yield name, extent, partial(archive.read_at, extent.offset, extent.nbytes)
 
 
-def _is_part(name: str, samples: Container[str]) -> bool:
-    """Whether a sample's name, up to one of its dots, is another name in `samples`: y.seg is a part of the sample y."""
+def _whole(name: str, samples: Container[str]) -> str:
+    """Returns the longest other name in `samples` that a sample's name is up to a dot, as y.seg is a part of the sample
+    y; "" if there is none."""
     while "." in os.path.basename(name):
         name = name.rpartition(".")[0]
         if name in samples:
-            return True
-    return False
+            return name
+    return ""
 
 
 def _name(one: Found) -> str:
@@ -304,13 +334,30 @@ def _read_json(content: bytes) -> list[str | Fault]:
 
 
 def _words(src: Path, archives: list[str]) -> dict[str, str]:
-    """Returns the word for a split in the path of each archive, by that path; "" for all archives if none has one."""
-    told = {archive: _word_of(src, archive) for archive in archives}
+    """Returns the word for a split in the path of each archive, such as "validation" for in1k-validation-07.tar;
+    "" for all archives if none has one. Words of folders come before words of names, unless all archives are in
+    folders of one split, and their names tell several."""
+    above = {tar: _splits_in(tar.split("/")[:-1]) for tar in archives}
+    named = {tar: _splits_in(re.findall("[a-z]+", os.path.basename(tar).lower())) for tar in archives}
+    named = {tar: {} if len(found) > 1 and above[tar] else found for tar, found in named.items()}
+    if len(set().union(*named.values())) < 2 or not all(len(found) == 1 for found in named.values()):
+        named = {tar: above[tar] or found for tar, found in named.items()}
+    elif len(set(map(frozenset, above.values()))) > 1:
+        named = {tar: found | above[tar] for tar, found in named.items()}
+    if several := next((tar for tar, found in named.items() if len(found) > 1), ""):
+        both = " and ".join(sorted(named[several]))
+        raise SourceError(f"{src}: expected the name of one split in {several!r}, found {both}: {_WAY_OUT}")
+    told = {tar: "".join(found.values()) for tar, found in named.items()}
     if any(told.values()) and not all(told.values()):
         one, other = (next(archive for archive in archives if bool(told[archive]) == known) for known in (True, False))
         some = f"{split_name(told[one])!r} for {one!r} and none for {other!r}: {_WAY_OUT}"
         raise SourceError(f"{src}: expected a split in the name or folder of every archive, or of none, found {some}")
     return told
+
+
+def _splits_in(words: Iterable[str]) -> dict[str, str]:
+    """Returns the word for each split that is named in `words`, by the set's name for the split."""
+    return {split: word for word in words if (split := known_split(word))}
 
 
 def _by_word(told: Mapping[str, str], samples: list[Found]) -> dict[str, list[Found]]:
@@ -323,16 +370,3 @@ def _by_word(told: Mapping[str, str], samples: list[Found]) -> dict[str, list[Fo
     for word, sample in zip(words, samples, strict=True):
         found.setdefault(word, []).append(sample)
     return found
-
-
-def _word_of(src: Path, tar: str) -> str:
-    """Returns the word for a split in a tar's path, such as "validation" for in1k-validation-07.tar; or ""."""
-    *folders, name = tar.split("/")
-    for words in (folders, re.findall("[a-z]+", name.lower())):
-        found = {split: word for word in words if (split := known_split(word))}
-        if len(found) > 1:
-            both = " and ".join(sorted(found))
-            raise SourceError(f"{src}: expected the name of one split in {tar!r}, found {both}: {_WAY_OUT}")
-        if found:
-            return found.popitem()[1]
-    return ""

@@ -163,8 +163,9 @@ class ShardWriter:
 
         Raises TypeError or ValueError, and adds nothing, if an argument is wrong.
         """
-        if (image is None) is not (self.sample_shape is None):
-            expected = "left out, as the set has no pixels" if image is not None else f"uint8 of {self.sample_shape}"
+        if not isinstance(image, type(None) if self.sample_shape is None else np.ndarray):
+            wanted = f"a NumPy array, uint8 of {self.sample_shape}"
+            expected = "left out, as the set has no pixels" if self.sample_shape is None else wanted
             raise TypeError(f"image must be {expected}, found {type(image).__name__}")
         if image is not None and (image.shape != self.sample_shape or image.dtype != np.uint8):
             raise ValueError(
