@@ -551,7 +551,10 @@ def resizing_planes(rows: Mapping[bytes, NDArray[np.uint8]]) -> Iterator[None]:
     def resample(planes: Planes, axes: Any, flips: Any, out: Any, affine: Any = None, **how: Any) -> None:
         real(planes, axes, flips, out, affine, **how)
         lines, resized = how.get("lines"), how.get("resized") or out.shape[1:3]
-        for i, place in enumerate(planes.places.tolist() if rows and not planes.halved else ()):
+        # Only at the beginning of a picture: the end of another one may be followed by memory that nobody may read.
+        firsts = np.flatnonzero(~planes.windows.sides[:, :2].any(axis=1)).tolist()
+        for i in firsts if rows and not planes.halved else ():
+            place = int(planes.places[i])
             if (row := rows.get(planes.memory[place : place + nbytes].tobytes())) is None:
                 continue
             kind = "cubic" if np.broadcast_to(how["cubic"], len(planes))[i] else "bilinear"

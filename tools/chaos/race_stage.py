@@ -41,10 +41,10 @@ from shardio.cache import filler as filling
 from shardio.cache import partial_copy
 from shardio.cache import stage as staging
 from shardio.cache.folder import Cache
-from shardio.cache.leases import MARKER_NAME
 from shardio.cache.partial_copy import PartialCopy
 from shardio.cache.stage import stage
 from shardio.format.entries import FileEntry
+from shardio.format.layout import MARKER_NAME
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.storage import FolderStorage
 from shardio.system.files import AtomicFile
