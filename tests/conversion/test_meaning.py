@@ -12,6 +12,7 @@ from storages import scan
 
 from shardio.conversion.sources import tree
 from shardio.conversion.sources.doubt import DoubtError
+from shardio.conversion.sources.table import Table
 
 NUMBERS = "0 1 2 3"
 NAMES = "beach forest tower lake"
@@ -256,14 +257,16 @@ def test_each_reading_of_other_layouts_says_what_is_so(name: str, tmp_path: Path
     assert "; ".join(reading.meaning for reading in caught.value.readings) == expected
 
 
-def test_a_column_of_splits_next_to_class_folders_is_a_doubt(tmp_path: Path) -> None:
+@pytest.mark.parametrize("column", ["Split", "is_train", "Usage", "5-fold"])
+def test_a_column_of_splits_next_to_class_folders_is_a_doubt(tmp_path: Path, column: str) -> None:
     write("cat dog: {i}1", tmp_path)
-    put(tmp_path, "notes.csv", content=b"file_name,label,Split\ncat/01.jpg,cat,train\ndog/11.jpg,cat,test\n")
+    notes = f"file_name,label,{column}\ncat/01.jpg,cat,train\ndog/11.jpg,cat,test\n"
+    put(tmp_path, "notes.csv", content=notes.encode())
     with pytest.raises(DoubtError, match=r"'notes\.csv' next to them") as caught:
         scan(tmp_path)
     assert [one.meaning for one in caught.value.readings] == [*(CLASSES + FIRST_LISTS.format("notes.csv")).split("; ")]
     assert [*scan(tmp_path, labels="folders").splits] == ["train"]
-    assert [*scan(tmp_path, table=tmp_path / "notes.csv").splits] == ["train", "test"]
+    assert [*scan(tmp_path, table=Table(tmp_path / "notes.csv", split_column=column)).splits] == ["train", "test"]
 
 
 def test_tables_that_are_given_are_neither_asked_about_nor_replaced(tmp_path: Path) -> None:

@@ -412,6 +412,15 @@ def test_archives_that_may_mean_several_things_are_a_doubt_with_commands(name: s
     assert scan(src, labels="none").num_sources == len(re.findall(r"\.(jpg|png)", archives))
 
 
+def test_a_folder_next_to_splits_in_an_archive_is_a_doubt(tmp_path: Path) -> None:
+    src = write_archives(tmp_path / "s", "x.zip: train/a/1.jpg train/b/2.jpg val/a/3.jpg val/b/4.jpg more/5.jpg")
+    with pytest.raises(DoubtError, match=r"x\.zip: .*found 'more', which would be left out") as caught:
+        scan(src)
+    meanings = ["the 2 folders in each split are classes", "no image has a label"]
+    assert [one.meaning for one in caught.value.readings] == meanings
+    assert scan(src, labels="folders").num_sources == 4
+
+
 def test_a_table_next_to_archives_without_labels_is_a_doubt(tmp_path: Path) -> None:
     src = write_archives(tmp_path / "s", "train.zip: train/1.jpg train/2.jpg; test.zip: test/3.jpg")
     put(src, "train.csv", content=b"id,label\n1,a\n2,b\n")

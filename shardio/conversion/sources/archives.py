@@ -152,11 +152,11 @@ def list_members(
     options = [{"--labels": "folders"}, {"--labels": "none"}] + [{"--labels": "leaf"}] * (not is_numbered)
     inside = "folders in archives"
     noun = "names of archives" if is_numbered else inside if not is_above else "archives" if is_flat else "folders"
-    readings = [
-        one._replace(meaning=one.meaning.replace("folders", inside if "leaf" in one.options.values() else noun))
-        for one in listing.readings
-        if one.src is None and (one.options in options or "--table" in one.options)
-    ]
+    readings = []
+    for reading in listing.readings:
+        if reading.src is None and (reading.options in options or "--table" in reading.options):
+            meaning = reading.meaning.replace("folders", inside if "leaf" in reading.options.values() else noun)
+            readings.append(reading._replace(meaning=meaning.replace("in archives in each split", "in each split")))
     doubts = [*listing.doubts, "unpack it to convert some of its folders"] if listing.doubts else ()
     return replace(listing, found=found, known=known, doubts=doubts, readings=readings)
 
@@ -218,6 +218,9 @@ class _Members(Scan):
 
     def entries(self, folder: Path, others: MutableSequence[str] | None = None) -> Iterator[tuple[str, bool]]:
         yield from sorted(self._entries[self._inside(folder)])
+
+    def has_images(self, folder: Path) -> bool:
+        return True  # `paths` has only images
 
     def has_folders(self, folder: Path) -> bool:
         return bool(self.list(folder)[0])

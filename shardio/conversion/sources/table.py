@@ -41,8 +41,7 @@ LABEL_NAMES = frozenset(
     )
 )
 """The names of labels in parquet files and Python datasets."""
-# Other names that a column of splits may have, without what is no letter. So may flags in a column named as a split.
-_SPLIT_LIKE = re.compile("(data)?(set|split)(type|name)?|usage|phase|k?folds?|partition|is(train|val|test).*")
+_SPLIT_LIKE = re.compile("(data|sub)?(set|split)(type|name)?|usage|phase|k?folds?|partition|is(train|val|test).*")
 _WORD = re.compile("[A-Z]*[a-z]+|[A-Z]+")
 OF_TABLES = ("classes", "numbers")
 """The values of the option `labels` that say what the labels of a table are."""
@@ -340,14 +339,18 @@ def doubt_splits(src: Path, values: Mapping[str, Set[str]], split: str, are_tags
     """
     may_be: dict[str, Set[str]] = {}
     for name, seen in ((name, seen) for name, seen in values.items() if len(seen) <= _MOST_SPLITS):
-        plain = re.sub("[^a-z]", "", name.lower())
         is_flag = not are_tags and bool(known_split(name.strip())) and set(map(str.lower, seen)) <= _FLAGS.keys()
-        is_named = not split and len(seen) > 1 and (is_flag or bool(_SPLIT_LIKE.fullmatch(plain)))
+        is_named = not split and len(seen) > 1 and (is_flag or is_split_like(name))
         known = [{known_split(part.lower()) for part in _WORD.findall(word)} - {""} for word in seen]
         if is_named or (all(known) and set().union(*known) - {split or DEFAULT_SPLIT}):
             may_be[name] = seen
     if may_be:
         raise _doubt(src, next(iter(may_be.values())), *may_be)
+
+
+def is_split_like(name: str) -> bool:
+    """Whether a column may have splits by its name. So may flags in a column that is named as a split, such as test."""
+    return bool(_SPLIT_LIKE.fullmatch(re.sub("[^a-z]", "", name.lower())))
 
 
 def _doubt(src: Path, seen: Iterable[str], *names: str) -> DoubtError:

@@ -34,14 +34,12 @@ from shardio.conversion.sources.names import (
 )
 from shardio.conversion.sources.parquet import is_parquet
 from shardio.conversion.sources.rows import read_rows
+from shardio.conversion.sources.table import is_split_like
 from shardio.errors import SourceError, first_of
 
 _Noun = Literal["images", "arrays", "files"]
 """The files of a tree that are sources: images, arrays (NPY files), or both ("files")."""
 
-
-_SPLITS = re.compile("split|subset|is_?(train|val|test).*", re.IGNORECASE)
-"""The names of columns of splits."""
 _PACKED = (".zip", ".tar", ".tgz", ".gz", ".7z", ".rar")
 _ABOUT = "annotations?|labels?|info|bbox|devkit"
 """Words in the names of archives that have no images."""
@@ -88,26 +86,7 @@ def list_tree(
         instead = "a file" if root.exists() else "nothing"
         raise SourceError(f"{root}: expected a folder of {noun}, found {instead}")
     scan = scan or Scan(root, noun)
-    folders, images = scan.list(root)
-    named = [name for name in folders if known_split(name)]
-    if named and len(folders) - len(named) <= _MOST_BESIDE:  # lists and annotations often lie beside the splits
-        for name in [
-            name for name in folders if name not in named and not any(Scan(root, noun).files(root / name, ()))
-        ]:
-            folders.remove(name)
-            scan.ignored.add(f"folder without {noun}", name)
-    all_named = len(named) == len(folders) and labels not in ("folders", "leaf")
-    if not named or not (all_named or any(scan.has_folders(root / name) for name in named)):
-        parts = [scan.part(root, "", folders, images)]
-    else:
-        folder_of = by_split(root, {name: root / name for name in named})
-        if strangers := [*(name for name in folders if name not in named), *images]:
-            scan.ignored.add("beside the folders of splits", strangers[0], len(strangers))
-            instead = f"found {first_of(strangers, 2, repr)}, which would be left out"
-            scan.doubts.append(f"expected only folders of splits next to {named[0]!r}, {instead}")
-        parts = [
-            scan.part(folder_of[split], split, *scan.list(folder_of[split])) for split in in_split_order(folder_of)
-        ]
+    parts, folders = _find_parts(scan, labels)
     unpacked = {"", *(part.split or DEFAULT_SPLIT for part in parts)}
     if packed := [name for name in scan.packed if split_in(name) not in unpacked and not has_word(name, _ABOUT)]:
         scan.doubts.append(f"expected all {noun} unpacked, found {packed[0]!r}, which would be left out")
@@ -156,10 +135,33 @@ def list_tree(
     )
 
 
+def _find_parts(scan: Scan, labels: Labels | None) -> tuple[list[Part], list[str]]:
+    """Returns the Part of each split, or of the whole tree if it has no folders of splits; and the names of the folders
+    in the root. Counts what lies beside folders of splits in `scan.ignored`."""
+    root, noun = scan.root, scan.noun
+    folders, images = scan.list(root)
+    named = [name for name in folders if known_split(name)]
+    if named and len(folders) - len(named) <= _MOST_BESIDE:  # lists and annotations often lie beside the splits
+        others = [name for name in folders if name not in named]
+        for name in [name for name in others if not scan.has_images(root / name)]:
+            folders.remove(name)
+            scan.ignored.add(f"folder without {noun}", name)
+    all_named = len(named) == len(folders) and labels not in ("folders", "leaf")
+    if not named or not (all_named or any(scan.has_folders(root / name) for name in named)):
+        return [scan.part(root, "", folders, images)], folders
+    folder_of = by_split(root, {name: root / name for name in named})
+    if strangers := [*(name for name in folders if name not in named), *images]:
+        scan.ignored.add("beside the folders of splits", strangers[0], len(strangers))
+        instead = f"found {first_of(strangers, 2, repr)}, which would be left out"
+        scan.doubts.append(f"expected only folders of splits next to {named[0]!r}, {instead}")
+    splits = in_split_order(folder_of)
+    return [scan.part(folder_of[split], split, *scan.list(folder_of[split])) for split in splits], folders
+
+
 def has_splits(table: Path) -> bool:
     """Whether a table next to class folders has a column of splits. A JSON document, which may be large, has none."""
     with contextlib.suppress(SourceError, OSError):
-        return table.suffix != ".json" and any(map(_SPLITS.fullmatch, read_rows(table, ("split",))[0]))
+        return table.suffix != ".json" and any(map(is_split_like, read_rows(table, ("split",))[0]))
     return False
 
 
@@ -252,6 +254,10 @@ class Scan:
                 yield entry.name, True
             elif others is not None:
                 others.append(entry.name)
+
+    def has_images(self, folder: Path) -> bool:
+        """Whether there are images in or below `folder`. Counts nothing."""
+        return any(Scan(self.root, self.noun).files(folder, ()))
 
     def has_folders(self, folder: Path) -> bool:
         return any(_kind(entry) == "folder" for entry in sorted_entries(folder, Ignored()))
