@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.changes.carry import CarryOptions, ChangeReport, Parent, Room, carry_out, check_target, open_parent
-from shardio.changes.draft import Draft, GivenArray, SplitDraft
+from shardio.changes.draft import Draft, GivenArray, SplitDraft, check_vectors
 from shardio.changes.labels import Assignment, Classes, Labels, assign, read_labels
 from shardio.errors import ConvertError, SourceError
 from shardio.format.layout import LABELS_NAME, ArrayKind, RowType, check_array_name, check_kind, find_wrong_bool
@@ -101,6 +101,7 @@ def change(
             for name, array in draft.splits[splits[0]].given.items()
         }
         arguments["by_key"] = keys is not None
+    check_vectors(parent.draft, draft, parent.folder)
     return carry_out(draft, target, "change", arguments, [parent], CarryOptions(copy, on_room, on_progress), notes)
 
 

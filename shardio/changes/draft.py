@@ -229,6 +229,19 @@ def check_arrays(draft: Draft) -> None:
                 )
 
 
+def check_vectors(before: Draft, after: Draft, where: object) -> None:
+    """Raises ConvertError if labels that stay are vectors with a number for each class of the old set `before`, and the
+    new set `after` has other classes: the numbers would be of other classes. `where` is the old set."""
+    for name in before.splits.keys() & after.splits.keys() if after.classes != before.classes else ():
+        labels = after.splits[name].arrays.get(LABELS_NAME)
+        if labels is not None and labels.row.shape == (len(before.classes),):
+            raise ConvertError(
+                f"{where}: split {name!r}: labels are vectors with a number for each of the {len(before.classes)} "
+                "classes, but the new set would have other classes, or another order of them: give vectors for the new "
+                "classes by `shardio change --classes FILE --array labels=FILE.npy`"
+            )
+
+
 def number_of(order: NDArray[np.int64] | None, orders: list[NDArray[np.int64]]) -> int | None:
     """Returns the index of `order` in `orders`; None if `order` is None. Appends `order` if it is not there yet."""
     if order is None:

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from shardio.changes.carry import CarryOptions, ChangeReport, Room, carry_out, check_target, open_parent
-from shardio.changes.draft import Draft, SplitDraft, concatenated
+from shardio.changes.draft import Draft, SplitDraft, check_vectors, concatenated
 from shardio.errors import ConvertError, check_choice
 from shardio.format.layout import HEADER_NBYTES, MAX_CLASSES, index_dtype, pixels_row
 from shardio.sets.given import show_key, some_keys
@@ -212,6 +212,8 @@ def merge(
     target = check_target(new, parents)
     drafts, names = [parent.draft for parent in parents], [str(parent.folder) for parent in parents]
     draft = _plan(drafts, names, only_common=only_common, same_keys=same_keys == "allow")
+    for one, name in zip(drafts, names, strict=True):
+        check_vectors(one, draft, name)
     if same_images == "refuse":
         _check_same_images(drafts, names)
     arguments = {"only_common": only_common, "same_keys": same_keys, "same_images": same_images}

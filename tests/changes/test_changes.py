@@ -649,6 +649,28 @@ def test_classes_are_united_by_name(tmp_path: Path, new: Path) -> None:
     assert [path.name for path in sorted(new.glob("train-0*"))] == ["train-00000.npy", "train-00001.npy"]
 
 
+def test_vectors_with_a_number_for_each_class_do_not_get_other_classes(tmp_path: Path, new: Path) -> None:
+    for name, classes in (("a", ["cat", "dog"]), ("b", ["dog", "cat"]), ("more", ["cat", "dog", "emu"])):
+        with ShardWriter(tmp_path / name, SHAPE, labels=("float32", len(classes)), classes=classes) as writer:
+            writer.append(np.full(SHAPE, len(name) + ord(name[0]), np.uint8), np.eye(len(classes))[0], key=name)
+    a = tmp_path / "a"
+    for refused in (
+        lambda: merge([a, tmp_path / "b"], new),
+        lambda: merge([a, tmp_path / "b"], new, only_common=True),
+        lambda: change(a, new, classes=["dog", "cat"]),
+        lambda: change(a, new, classes="used"),
+    ):
+        with pytest.raises(ConvertError, match=r"split 'train': labels are vectors.*--array labels"):
+            refused()
+    change(a, new, classes=["dog", "cat"], arrays={"labels": np.array([[0, 1]], np.float32)})
+    merge([new, tmp_path / "b"], tmp_path / "both", same_keys="allow")
+    assert open_shards(tmp_path / "both").values_of("labels", np.arange(2)).tolist() == [[0, 1], [1, 0]]
+    merge([a, tmp_path / "more"], tmp_path / "none", only_common=True)
+    assert open_shards(tmp_path / "none").classes == ("cat", "dog", "emu")
+    change(a, tmp_path / "numbers", labels={"a": "emu"}, classes="new")
+    assert open_shards(tmp_path / "numbers").labels.tolist() == [2]
+
+
 def test_sets_that_do_not_go_together_are_refused_with_the_way_out(tmp_path: Path, new: Path) -> None:
     a = write_set(tmp_path / "a", {0: "cat"}, ["cat"])
     year = write_set(tmp_path / "year", {1: "cat"}, ["cat"], arrays={"year": ("array", "int64", ())})
