@@ -19,6 +19,7 @@ from shardio.format.layout import (
     check_kind,
     find_wrong_bool,
 )
+from shardio.format.parse import first_repeated
 
 ArrayDeclaration = tuple[ArrayKind, DTypeLike, Sequence[int]]
 """(kind, dtype, shape of one sample's value), such as ("mask", "uint8", (224, 224)) or ("array", "float16", (768,)).
@@ -113,7 +114,7 @@ def declare(
             specs.append(ArraySpec(name, check_kind(name, kind, row, sample_shape), row))
         except (ValueError, TypeError) as error:
             raise type(error)(f"array {name!r}: {error}") from None
-    check_count(specs)
+    check_specs(specs)
     return tuple(specs)
 
 
@@ -126,15 +127,23 @@ def label_name(names: Iterable[str], where: str = "") -> str:
     return "".join(found)
 
 
-def check_count(specs: Sequence[ArraySpec]) -> None:
+def check_specs(specs: Sequence[ArraySpec]) -> None:
+    """Raises ValueError if a set cannot have all of these arrays."""
+    if (repeated := first_repeated([spec.name.lower() for spec in specs])) is not None:
+        raise ValueError(f"arrays must have names that differ in more than case; found {repeated!r} twice")
     if len(specs) > MAX_ARRAYS:
         raise ValueError(f"a set may have at most {MAX_ARRAYS} arrays; found {len(specs)} arrays: leave some out")
 
 
 def check_splits(splits: Iterable[str], specs: Sequence[ArraySpec]) -> None:
     """Raises ValueError if, in any of `splits`, files of an array in `specs` had the names of another split's
-    shards."""
+    shards, or if names of two splits differ only in case: their files would be the same on some filesystems."""
+    splits = [*splits]
     there = {split.lower(): split for split in splits}
+    if same := [split for split in splits if there[split.lower()] != split]:
+        raise ValueError(
+            f"splits must have names that differ in more than case; found {same[0]!r} and {there[same[0].lower()]!r}"
+        )
     for split in there.values():
         for spec in specs:
             if (other := there.get(f"{split}-{spec.name}".lower())) is not None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shardio.conversion.arrays import ArraySpec, check_count, check_splits, label_array
+from shardio.conversion.arrays import ArraySpec, check_specs, check_splits, label_array
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.collection import Collection, Origin, Source
@@ -31,7 +31,6 @@ from shardio.format.layout import (
     shard_name,
 )
 from shardio.format.manifest_file import check_names_fit
-from shardio.format.parse import first_repeated
 from shardio.sets.levels import chosen_samples, first_split
 from shardio.version import __version__
 
@@ -158,9 +157,7 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
         raise ValueError("size must be a number of pixels or (height, width), as SRC has images; found None")
     specs = collection.arrays
     stored = (*specs, *(collection.columns.specs if collection.columns else ()))
-    if (repeated := first_repeated([spec.name.lower() for spec in stored])) is not None:
-        raise ValueError(f"arrays must have names that differ in more than case; found {repeated!r} twice")
-    check_count(stored)
+    check_specs(stored)
     check_splits(collection.splits, stored)
     collection = replace(collection, origin=replace(collection.origin, spool=out / WORK_FOLDER))
     tasks: list[ShardTask] = []

@@ -218,6 +218,8 @@ def arrays(name: str, *declaration: Any) -> dict[str, Any]:
         (arrays("a", "mask", "u1", (5, 6)), ValueError, "array 'a': a mask must have the samples' height and width"),
         (arrays("a", "picture", "u1", (6, 5)), ValueError, "array 'a': an array's kind must be one of"),
         ({"arrays": {f"a{i}": ("array", "u1", ()) for i in range(51)}}, ValueError, "at most 50"),
+        ({"arrays": {name: ("array", "u1", ()) for name in "aA"}}, ValueError, "differ in more than case"),
+        ({"labels": "float32", **arrays("Labels", "array", "u1", ())}, ValueError, "differ in more than case"),
     ],
 )
 def test_what_no_set_can_have_is_refused_before_anything_is_written(
@@ -254,6 +256,14 @@ def test_an_array_whose_files_would_be_called_like_another_splits_shards_is_refu
         writer.append(sample_pixels(0), 0, split=splits[0], val=np.uint8(0))
         with pytest.raises(ValueError, match="array 'val': expected another name, as its files for the split"):
             writer.append(sample_pixels(0), 0, split=splits[1], val=np.uint8(0))
+    assert verify(tmp_path / "set").ok
+
+
+def test_splits_whose_names_differ_only_in_case_are_refused_before_any_sample_is_lost(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "set", SHAPE) as writer:
+        writer.append(sample_pixels(0), 0)
+        with pytest.raises(ValueError, match="more than case; found 'train' and 'Train'"):
+            writer.append(sample_pixels(0), 0, split="Train")
     assert verify(tmp_path / "set").ok
 
 

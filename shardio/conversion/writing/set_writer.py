@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, as_float32, check_splits, declare
+from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, as_float32, check_specs, check_splits, declare
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.names import check_label
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter, samples_per_shard
@@ -122,6 +122,7 @@ class ShardWriter:
         self.arrays = self._stored = declare(arrays, self.sample_shape, _PARAMETERS)
         if self._label_row not in (None, LABEL_ROW):
             self._stored += (ArraySpec(LABELS_NAME, "array", self._label_row),)
+            check_specs(self._stored)
         if self.sample_shape is None and (squashed or not self.arrays):
             raise ValueError(
                 "a set without pixels (sample_shape=None) "
