@@ -13,7 +13,7 @@ from pathlib import Path
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, did_you_mean, first_of, show
 from shardio.format.layout import MANIFEST_NAME, MAX_MANIFEST_NBYTES, WORK_FOLDER
 from shardio.format.manifest import Manifest, parse_manifest
-from shardio.system.files import write_atomic
+from shardio.system.files import AtomicFile, write_all
 from shardio.system.opening import FileAt, FolderHandle, naming, open_regular
 
 # Bytes of a shard in manifest.json in addition to its name.
@@ -110,8 +110,9 @@ def _what_is_there(folder: Path) -> str:
     return "this folder holds no shard set; `shardio convert SRC OUT` makes one"
 
 
-def commit_manifest(folder: Path | FolderHandle, manifest: Manifest) -> None:
-    """Publishes the set: makes its files durable, whoever has written them, and then writes its manifest.
+def commit_manifest(folder: Path | FolderHandle, manifest: Manifest, file: AtomicFile | None = None) -> None:
+    """Publishes the set: makes its files durable, whoever has written them, and then writes its manifest, into `file`
+    if the caller has begun it.
 
     Publishes nothing, and raises FormatError, if the manifest is invalid; ConvertError, if it is too large for readers;
     OSError, if a file cannot be synced. That file is removed, as another sync would succeed without writing it.
@@ -124,14 +125,16 @@ def commit_manifest(folder: Path | FolderHandle, manifest: Manifest) -> None:
         raise FormatError(f"{path}: {error}; nothing is published") from None
     for entry in manifest.files:
         place = folder / entry.file
-        with contextlib.suppress(FormatError), naming(place), open_regular(place)[0] as file:  # if there is such a file
+        with contextlib.suppress(FormatError), naming(place), open_regular(place)[0] as made:  # if there is such a file
             try:
-                os.fsync(file.fileno())
+                os.fsync(made.fileno())
             except OSError:
                 with contextlib.suppress(OSError):
                     place.unlink()
                 raise
-    write_atomic(path, data)
+    with file or AtomicFile(path) as begun, naming(path):
+        write_all(begun.descriptor, data)
+        begun.commit()
 
 
 def check_names_fit(classes: Sequence[str], class_names: Sequence[str] = (), shards: Sequence[str] = ()) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -163,9 +164,11 @@ ABSENT = object()
         *(({"label": label}, TypeError, "label must be an integer") for label in (0.5, 1.0, "1", None, np.float32(1))),
         *(({"label": label}, ValueError, f"label .*{label}$") for label in (1 << 63, -(1 << 63) - 1)),
         *(({"key": key}, ValueError, "key must not end in a NUL byte") for key in (b"a\0", "a\0", b"\0")),
+        *(({"key": key}, TypeError, "key must be str or bytes") for key in (5, None, bytearray(b"x"))),
         *(({"key": b"x" * n}, ValueError, f"key .*found {n}") for n in (65_533, 65_537, 1_000_000)),
         *(({"source_size": (5, n)}, ValueError, f"source_size .*{n}") for n in (-1, 1 << 32)),
         *(({"source_size": (n, 5)}, ValueError, f"source_size .*{n}") for n in (-1, 1 << 32, 7.5)),
+        *(({"source_size": size}, ValueError, "source_size must be") for size in (5, (5,), "56")),
         *(({"split": split}, ValueError, "split must match") for split in ("", "../x", "a/b", ".hidden", "x" * 201)),
         ({"mask": np.zeros((5, 6), np.uint8)}, ValueError, r"array 'mask': expected shape \(6, 5\), found \(5, 6\)"),
         ({"mask": np.zeros((6, 5), np.int64)}, TypeError, "array 'mask': expected uint8, found int64"),
@@ -199,6 +202,8 @@ def arrays(name: str, *declaration: Any) -> dict[str, Any]:
     [
         ({"sample_shape": (0, 5, 3)}, ValueError, r"must be \(height, width, channels\).*found \(0, 5, 3\)"),
         ({"classes": ["cat", "dog", "cat"]}, ValueError, "distinct"),
+        ({"classes": "cat"}, TypeError, "lists of names, found 'cat'"),
+        ({"classes": ["c"], "class_names": "C"}, TypeError, "lists of names.*'C'"),
         *(
             ({"classes": ["a", "b"], which: wrong}, kind, f"{which} must .*, found .*{found}")
             for which in ("classes", "class_names")
@@ -218,7 +223,7 @@ def arrays(name: str, *declaration: Any) -> dict[str, Any]:
         (arrays("a", "mask", "u1", (5, 6)), ValueError, "array 'a': a mask must have the samples' height and width"),
         (arrays("a", "picture", "u1", (6, 5)), ValueError, "array 'a': an array's kind must be one of"),
         ({"arrays": {f"a{i}": ("array", "u1", ()) for i in range(51)}}, ValueError, "at most 50"),
-        ({"arrays": {name: ("array", "u1", ()) for name in "aA"}}, ValueError, "differ in more than case"),
+        ({"arrays": dict.fromkeys("aA", ("array", "u1", ()))}, ValueError, "differ in more than case"),
         ({"labels": "float32", **arrays("Labels", "array", "u1", ())}, ValueError, "differ in more than case"),
     ],
 )
@@ -309,6 +314,22 @@ def test_an_exception_publishes_nothing_and_leaves_what_was_there(
     assert not list(tmp_path.glob("out/*"))
     write_small_set(out)  # the folder can be used again
     assert verify(out).ok
+
+
+def test_a_set_has_one_writer_and_no_sample_after_the_block(tmp_path: Path) -> None:
+    for i, error in enumerate((None, KeyError())):
+        with contextlib.suppress(KeyError), ShardWriter(tmp_path / str(i), SHAPE) as writer:
+            with pytest.raises(ConvertError, match="one writer"):
+                ShardWriter(tmp_path / str(i), SHAPE)
+            writer.append(sample_pixels(0), 0, key=os.fsdecode(b"\xff"))
+            if error is not None:
+                raise error
+        for call in (writer.__enter__, lambda writer=writer: writer.append(sample_pixels(1), 1)):
+            with pytest.raises(ValueError, match="after the end of the `with` block"):
+                call()
+    assert names(tmp_path) == ["0"]
+    assert names(tmp_path / "0") == ["manifest.json", "train-00000.npy", "train-index.npy"]
+    assert open_shards(tmp_path / "0").index["key"].tolist() == [b"\xff"]
 
 
 def write_small_set(out: Path) -> None:

@@ -36,9 +36,10 @@ from shardio.format.layout import (
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_names_fit, commit_manifest
 from shardio.format.parse import check_text, first_repeated
+from shardio.sets.given import as_key
 from shardio.sets.names import check_local
 from shardio.sets.rows import ArrayWriter, write_index
-from shardio.system.files import make_folder, sweep_temporaries
+from shardio.system.files import AtomicFile, make_folder, sweep_temporaries
 from shardio.version import __version__
 
 # Arguments of `append`, whose names no array can have.
@@ -103,6 +104,10 @@ class ShardWriter:
         self.out = Path(out)
         self.sample_shape = None if sample_shape is None else check_sample_shape(sample_shape)
         self._label_row = _label_row(labels)
+        if isinstance(classes, str) or isinstance(class_names, str):
+            raise TypeError(
+                f"classes and class_names must be lists of names, found {classes!r:.80}, {class_names!r:.80}"
+            )
         self.classes = tuple(classes)
         self.class_names = tuple(class_names)
         check_text(self.classes, "classes")
@@ -135,12 +140,15 @@ class ShardWriter:
         self._samples_per_shard = samples_per_shard(shard_nbytes, self._row.nbytes)
         self._splits: dict[str, _OpenSplit] = {}
         self._made = not self.out.exists()
+        self._is_done = False
         make_folder(self.out)
         sweep_temporaries(self.out)
-        if found := sorted(entry.name for entry in self.out.iterdir()):
+        self._manifest = AtomicFile(self.out / MANIFEST_NAME)  # from now on, so no other writer finds an empty folder
+        if found := sorted({entry.name for entry in self.out.iterdir()} - {self._manifest.temporary.name}):
+            self._manifest.discard()
             raise ConvertError(
                 f"{self.out}: expected no folder or an empty folder, found {found[0]!r} in it. A published set never "
-                "changes: write to a new folder"
+                "changes, and has one writer: write to a new folder"
             )
 
     def append(
@@ -162,8 +170,9 @@ class ShardWriter:
         - `source_size`: the (height, width) of the original image, by default the size of the sample
         - other arguments: the values of the set's arrays, by name, of the declared dtype and shape
 
-        Raises TypeError or ValueError, and adds nothing, if an argument is wrong.
+        Raises TypeError or ValueError, and adds nothing, if an argument is wrong or the `with` block has ended.
         """
+        self._check_not_done()
         if not isinstance(image, type(None) if self.sample_shape is None else np.ndarray):
             wanted = f"a NumPy array, uint8 of {self.sample_shape}"
             expected = "left out, as the set has no pixels" if self.sample_shape is None else wanted
@@ -173,14 +182,17 @@ class ShardWriter:
                 f"expected uint8 pixels of shape {self.sample_shape}, found {image.dtype} of shape {image.shape}"
             )
         number = self._check_label(label)
-        key = key.encode() if isinstance(key, str) else key
+        if not isinstance(key, (str, bytes)):
+            raise TypeError(f"key must be str or bytes, found {type(key).__name__}")
+        key = as_key(key)
         if len(key) > MAX_KEY_NBYTES:
             raise ValueError(f"key must have at most {MAX_KEY_NBYTES} bytes, found {len(key)} bytes")
         if key.endswith(b"\0"):
             raise ValueError(f"key must not end in a NUL byte, which NumPy's S type drops; found {key[-80:]!r}")
         source_size = (self.sample_shape or (0, 0))[:2] if source_size is None else source_size
         least = 1 if self.squashed else 0
-        if len(source_size) != 2 or not all(isinstance(n, Integral) and least <= n < 1 << 32 for n in source_size):
+        numbers = source_size if isinstance(source_size, (Sequence, np.ndarray)) else ()
+        if len(numbers) != 2 or not all(isinstance(n, Integral) and least <= n < 1 << 32 for n in numbers):
             expected = f"(height, width), each an integer from {least} to 2**32 - 1"
             raise ValueError(f"source_size must be {expected}, found {source_size!r}")
         if arrays.keys() != {spec.name for spec in self.arrays}:
@@ -230,10 +242,19 @@ class ShardWriter:
             with writer:
                 state.shards.append(writer.finish())
 
+    def _check_not_done(self) -> None:
+        if self._is_done:
+            raise ValueError(
+                f"{self.out}: expected no call after the end of the `with` block, which published the set or discarded "
+                "it: append all samples inside of it, or write another set to a new folder"
+            )
+
     def __enter__(self) -> ShardWriter:
+        self._check_not_done()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._is_done = True
         try:
             if kind is None:
                 self._publish()
@@ -253,10 +274,11 @@ class ShardWriter:
         if not splits:
             raise ConvertError(f"{self.out}: expected at least one sample, found none, so nothing is published")
         manifest = Manifest(self.sample_shape, self.classes, splits, None, {"shardio": __version__}, self.class_names)
-        commit_manifest(self.out, manifest)
+        commit_manifest(self.out, manifest, self._manifest)
 
     def _discard(self) -> None:
         """Removes the files that this writer wrote, unless the set was published already."""
+        self._manifest.discard()
         if (self.out / MANIFEST_NAME).exists():
             return
         for name, state in self._splits.items():
