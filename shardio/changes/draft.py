@@ -1,7 +1,7 @@
 """Describes a set to be made from files of other sets. No I/O happens here.
 
 Stored rows never move within their shards. An order says which stored rows are samples, and in which order. Shards
-without samples are left out.
+without samples are left out, and so are all but one of equal shards, if there is an order.
 """
 
 from __future__ import annotations
@@ -88,10 +88,15 @@ class StoredRows:
         counts = np.array([shard.entry.num_samples for shard in self.shards])
         starts = np.cumsum([0, *counts])
         shard_of = np.searchsorted(starts, self.order, side="right") - 1
+        # Merged sets may share shards: of equal ones, the first has the samples of all.
+        first: dict[str, int] = {}
+        firsts = [first.setdefault(shard.entry.sha256, number) for number, shard in enumerate(self.shards)]
+        same = np.array(firsts)[shard_of]
+        rows, shard_of = self.order - starts[shard_of] + starts[same], same
         used = np.bincount(shard_of, minlength=len(counts)) > 0
         # Rows after a dropped shard move up by its rows.
         gone = np.cumsum(np.where(used, 0, counts)) - np.where(used, 0, counts)
-        order = self.order - gone[shard_of]
+        order = rows - gone[shard_of]
         shards = tuple(shard for shard, is_used in zip(self.shards, used, strict=True) if is_used)
         is_all = len(order) == counts[used].sum() and np.array_equal(order, np.arange(len(order)))
         return UsedShards(shards, None if is_all else order, None if used.all() else np.repeat(used, counts))

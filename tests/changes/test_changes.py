@@ -379,6 +379,24 @@ def test_whole_shards_in_their_order_need_no_order(out: Path, tmp_path: Path) ->
     assert not load_manifest(tmp_path / "d").splits["train"].orders
 
 
+def test_a_merge_of_sets_that_share_shards_has_each_once_if_it_needs_an_order(
+    make_set: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = make_set(25)
+    change(out, tmp_path / "clip", arrays={"clip": np.arange(75.0).reshape(25, 3)})
+    keep(tmp_path / "clip", tmp_path / "a", indices=[24, 3])
+    keep(tmp_path / "clip", tmp_path / "b", indices=[0, 4])
+    for name, sets, expected in (("some", "ab", [24, 3, 0, 4]), ("whole", ("a", "clip"), [24, 3, *range(25)])):
+        merge([tmp_path / one for one in sets], tmp_path / name, same_keys="allow", same_images="keep")
+        assert samples_of(tmp_path / name) == expected
+        values = open_shards(tmp_path / name).values_of("clip", np.arange(len(expected)))
+        assert values[:, 0].tolist() == [3 * sample for sample in expected]
+        split = load_manifest(tmp_path / name).splits["train"]
+        for shards in (split.shards, split.arrays["clip"].shards):
+            assert len({shard.sha256 for shard in shards}) == len(shards) <= 3
+        assert verify(tmp_path / name).ok
+
+
 def test_arrays_whose_samples_are_stored_alike_share_an_order(make_set: Callable[..., Path], new: Path) -> None:
     out = make_set(25)
     change_split(out, given := some_arrays(25, 6, 5))
