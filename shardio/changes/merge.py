@@ -157,13 +157,12 @@ def _equal_samples(
     """Yields pairs of samples with the same pixels, of `nbytes` bytes: (a sample, a sample of an earlier set).
 
     `splits` are (number of the set, split), and a sample is (its place in `splits`, its number in the split). Reads the
-    pixels only of samples with the same checksum and source size.
+    pixels only of samples with the same checksum.
     """
-    names = ("source_width", "source_height", "crc32")
-    columns = [np.concatenate([split.rows[name] for _, split in splits]) for name in names]
-    order = np.lexsort(columns)  # which leaves equal ones in their order
+    crc32s = np.concatenate([split.rows["crc32"] for _, split in splits])
+    order = np.argsort(crc32s, kind="stable")
     firsts = np.ones(len(order) + 1, np.bool_)
-    firsts[1:-1] = np.any([column[order[1:]] != column[order[:-1]] for column in columns], axis=0)
+    firsts[1:-1] = crc32s[order[1:]] != crc32s[order[:-1]]
     bounds = np.flatnonzero(firsts)
     lengths = [len(split) for _, split in splits]
     places = np.repeat(np.arange(len(splits)), lengths)[order]

@@ -729,7 +729,8 @@ def test_a_sample_of_another_set_with_the_same_pixels_is_refused_wherever_it_is_
     a = write_set(tmp_path / "a", dict.fromkeys(range(6), "cat"), ["cat"], shard_nbytes=HEADER_NBYTES + 200)
     with ShardWriter(tmp_path / "b", SHAPE, classes=["cat"]) as writer:
         for sample in (7, 2, 2, 5):
-            writer.append(sample_pixels(sample, SHAPE), 0, key=f"again/{sample}", split="val")
+            size = (60 + sample, 50)  # of another source, such as what `extract` has written
+            writer.append(sample_pixels(sample, SHAPE), 0, key=f"again/{sample}", split="val", source_size=size)
     keep(a, tmp_path / "turned", indices=[5, 4, 3, 2])
     for first in (a, tmp_path / "turned"):
         with pytest.raises(ConvertError, match=r"3 images.*'again/2' of \S*b equals 'cat/2.png' of"):
