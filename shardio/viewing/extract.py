@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from shardio.format.layout import LABELS_NAME
 from shardio.reading.shardset import ShardSet
 from shardio.system.files import make_folder, sweep_temporaries, target_of, write_atomic
 from shardio.system.opening import read_untrusted
@@ -70,6 +71,8 @@ def extract(shards: ShardSet, indices: NDArray[np.int64], folder: Path, on_progr
         for name, value in values.items():
             if not value.ndim:
                 line[headings[name]] = value.item()
+                if name == LABELS_NAME:
+                    line["label"] = value.item()
                 continue
             is_picture = not name or shards.array(name).kind == "mask"
             png = png_of(value) if is_picture else None

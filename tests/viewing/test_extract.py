@@ -18,6 +18,7 @@ from folders import flip
 from halved import make_halved_set
 from PIL import Image
 
+from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.reading.shardset import open_shards
 from shardio.system.files import AtomicFile, target_of
@@ -66,6 +67,17 @@ def test_pictures_of_yuv420_are_checked_as_stored_and_written_as_training_sees_t
     flip(out / "train-00000.npy")
     error = call(out, "--indices", "0-11", "-o", tmp_path / "all").exception
     assert "train-00000.npy: sample 5: expected pixels with crc32" in str(error)
+
+
+def test_labels_that_are_numbers_are_in_the_column_that_convert_reads(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "out", (6, 5, 3), labels="float32") as writer:
+        for i in range(3):
+            writer.append(np.full((6, 5, 3), i, np.uint8), i / 10, key=f"{i}.png")
+    assert call(tmp_path / "out", "--where", "labels >= 0", "-o", tmp_path / "some").exit_code == 0
+    convert(tmp_path / "some", tmp_path / "again", size=(6, 5), table=tmp_path / "some" / "labels.csv", workers=1)
+    again = open_shards(tmp_path / "again")
+    assert again.labels.dtype == np.float32
+    assert {int(image[0, 0, 0]): label for image, label in again} == {i: np.float32(i / 10) for i in range(3)}
 
 
 def test_an_array_named_as_another_column_of_the_table_has_a_column_of_its_own(tmp_path: Path) -> None:
