@@ -64,8 +64,15 @@ def _with_one_list_of_classes(drafts: Sequence[Draft], names: Sequence[str]) -> 
     if len(classes) > MAX_CLASSES:
         raise ConvertError(f"expected at most {MAX_CLASSES:,} classes, found {len(classes):,} classes in all sets")
     called: dict[str, str] = {}
-    for draft in reversed(drafts):  # the name in the first set that has one wins
-        called |= zip(draft.classes, draft.class_names, strict=False)
+    for draft, where in zip(drafts, names, strict=True):
+        for name, other in zip(draft.classes, draft.class_names, strict=False):
+            first = called.setdefault(name, other)
+            # A name that is no number, such as a wnid, means one thing: the readable name in the first set is taken.
+            if name.isdecimal() and other != first and name not in (other, first):
+                raise ConvertError(
+                    f"{where}: expected {first!r} as the readable name of the class {name!r}, as before, found "
+                    f"{other!r}: make one of the sets again, with names of classes that are no numbers"
+                )
     class_names = tuple(called.get(name, name) for name in classes) if called else ()
     return [replace(draft.with_classes(classes), class_names=class_names) for draft in drafts]
 

@@ -667,6 +667,15 @@ def test_classes_are_united_by_name(tmp_path: Path, new: Path) -> None:
     assert [path.name for path in sorted(new.glob("train-0*"))] == ["train-00000.npy", "train-00001.npy"]
 
 
+def test_numbers_as_names_of_classes_that_mean_other_things_are_not_united(tmp_path: Path, new: Path) -> None:
+    for i, (name, kinds) in enumerate({"a": ["cat", "dog"], "b": ["dog", "cat"], "c": ["cat", "dog"]}.items()):
+        write_set(tmp_path / name, {i: "1"}, ["0", "1"], class_names=kinds)
+    with pytest.raises(ConvertError, match=r"b: expected 'cat' as the readable name of the class '0'.*found 'dog'"):
+        merge([tmp_path / "a", tmp_path / "b"], new)
+    merge([tmp_path / "a", tmp_path / "c"], new)
+    assert open_shards(new).class_names == ("cat", "dog")
+
+
 def test_vectors_with_a_number_for_each_class_do_not_get_other_classes(tmp_path: Path, new: Path) -> None:
     for name, classes in (("a", ["cat", "dog"]), ("b", ["dog", "cat"]), ("more", ["cat", "dog", "emu"])):
         with ShardWriter(tmp_path / name, SHAPE, labels=("float32", len(classes)), classes=classes) as writer:
