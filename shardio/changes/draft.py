@@ -210,9 +210,14 @@ class Draft:
 
 
 def check_arrays(draft: Draft) -> None:
-    """Raises ConvertError if a split has too many arrays, or array names that clash or are too long for files."""
+    """Raises ConvertError if a split has too many arrays, or if names clash or are too long for files."""
     splits = {name.lower(): name for name in draft.splits}
     for name, split in draft.splits.items():
+        if (same := splits[name.lower()]) != name:
+            raise ConvertError(
+                f"splits {name!r} and {same!r}: names must differ in more than case: convert one of the sets again, "
+                "with the name of the split in the other"
+            )
         arrays = [*split.arrays, *split.given]
         if len(arrays) > MAX_ARRAYS:
             raise ConvertError(f"split {name!r}: expected at most {MAX_ARRAYS} arrays, found {len(arrays)}: add fewer")

@@ -676,6 +676,14 @@ def test_numbers_as_names_of_classes_that_mean_other_things_are_not_united(tmp_p
     assert open_shards(new).class_names == ("cat", "dog")
 
 
+def test_splits_whose_names_differ_only_in_case_are_not_merged(tmp_path: Path, new: Path) -> None:
+    for i, split in enumerate(("train", "Train")):
+        with ShardWriter(tmp_path / str(i), SHAPE) as writer:
+            writer.append(sample_pixels(i, SHAPE), i, split=split)
+    with pytest.raises(ConvertError, match="'train' and 'Train': names must differ in more than case"):
+        merge([tmp_path / "0", tmp_path / "1"], new)
+
+
 def test_vectors_with_a_number_for_each_class_do_not_get_other_classes(tmp_path: Path, new: Path) -> None:
     for name, classes in (("a", ["cat", "dog"]), ("b", ["dog", "cat"]), ("more", ["cat", "dog", "emu"])):
         with ShardWriter(tmp_path / name, SHAPE, labels=("float32", len(classes)), classes=classes) as writer:
