@@ -192,6 +192,14 @@ def _match_keys(split: SplitDraft, keys: list[bytes]) -> NDArray[np.int64]:
             f"{some_keys(twice)}: leave out their rows, in the keys and in the arrays"
         )
     samples = split.keys
+    crc32s: dict[bytes, int] = {}
+    if several := [
+        k for k, n in zip(samples, split.rows["crc32"].tolist(), strict=True) if crc32s.setdefault(k, n) != n
+    ]:
+        raise SourceError(
+            f"`array_keys` (`--array-keys`): expected keys of one sample each, found different samples with the key "
+            f"{some_keys(several)}: give the rows in the order of the samples, without keys"
+        )
     if missing := [key for key in samples if key not in rows]:
         raise SourceError(
             f"`array_keys` (`--array-keys`): expected a key for every sample, found none for {len(missing):,} of "

@@ -60,14 +60,21 @@ def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes:
         if label not in numbers:
             numbers[label] = _number(known, key, label, assignment.where)
     by_key = {key: numbers[label] for key, label in assignment.labels.items()}
-    used, made = set[bytes](), dict(known.splits)
+    places, made = dict[bytes, tuple[str, int]](), dict(known.splits)
     for name in splits:
         split = known.splits[name]
         found = np.full(len(split), _NONE) if split.labels is None else split.labels.copy()
+        crc32s = split.rows["crc32"].tolist()
         for sample, key in enumerate(split.keys if by_key else ()):
             if (number := by_key.get(key)) is not None:
                 found[sample] = number
-                used.add(key)
+                if places.setdefault(key, (name, crc32s[sample])) != (name, crc32s[sample]):
+                    there = ", ".join(sorted({name, places[key][0]}))
+                    raise SourceError(
+                        f"{assignment.where}: {show_key(key)}: expected a key of one sample, found different samples "
+                        f"of {there}: choose a split by `--split`, from Python `split=`, or give labels before a "
+                        "merge"
+                    )
         if split.labels is not None or (found != _NONE).any():
             made[name] = split.with_labels(found)
         if split.labels is None and 0 < (lacking := np.flatnonzero(found == _NONE)).size < len(split):
@@ -76,7 +83,7 @@ def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes:
                 f"found none for {lacking.size:,} samples: "
                 f"{some_keys([split.keys[sample] for sample in lacking.tolist()])}"
             )
-    if missing := [key for key in by_key if key not in used]:
+    if missing := [key for key in by_key if key not in places]:
         raise SourceError(
             f"{assignment.where}: {len(missing):,} of {len(by_key):,} keys belong to no sample: {some_keys(missing)}. "
             "Give the keys of the index: paths relative to the converted folder"

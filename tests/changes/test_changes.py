@@ -667,6 +667,26 @@ def test_classes_are_united_by_name(tmp_path: Path, new: Path) -> None:
     assert [path.name for path in sorted(new.glob("train-0*"))] == ["train-00000.npy", "train-00001.npy"]
 
 
+def test_a_key_of_several_samples_gives_no_label_or_row_but_a_repeated_sample_gets_it(
+    tmp_path: Path, new: Path
+) -> None:
+    for i, name in enumerate("ab"):
+        with ShardWriter(tmp_path / name, SHAPE) as writer:  # keys are numbers in the split
+            for split in ("train", "val"):
+                writer.append(sample_pixels(i + 2 * len(split), SHAPE), 7, split=split)
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both", same_keys="allow")
+    rows = {"arrays": {"clip": np.zeros((1, 2))}, "array_keys": ["0"], "split": "val"}
+    for folder, given, told in (
+        ("a", {"labels": {"0": 1}}, "'0': .*different samples of train, val: choose a split"),
+        ("both", {"labels": {"0": 1}, "split": "val"}, "'0': .*different samples of val"),
+        ("both", rows, "different samples with the key '0'"),
+    ):
+        with pytest.raises(SourceError, match=told):
+            change(tmp_path / folder, new, **given)
+    change(tmp_path / "a", new, keep=Selection(indices=[0, 0]), labels={"0": 1}, **{**rows, "split": "train"})
+    assert (open_shards(new).labels.tolist(), open_shards(new, "val").labels.tolist()) == ([1, 1], [7])
+
+
 def test_numbers_as_names_of_classes_that_mean_other_things_are_not_united(tmp_path: Path, new: Path) -> None:
     for i, (name, kinds) in enumerate({"a": ["cat", "dog"], "b": ["dog", "cat"], "c": ["cat", "dog"]}.items()):
         write_set(tmp_path / name, {i: "1"}, ["0", "1"], class_names=kinds)
