@@ -15,7 +15,7 @@ import numpy as np
 from shardio.changes.carry import CarryOptions, ChangeReport, Room, carry_out, check_target, open_parent
 from shardio.changes.draft import Draft, SplitDraft, check_vectors, concatenated
 from shardio.errors import ConvertError, check_choice
-from shardio.format.layout import HEADER_NBYTES, MAX_CLASSES, index_dtype, pixels_row
+from shardio.format.layout import HEADER_NBYTES, LABELS_NAME, MAX_CLASSES, index_dtype, pixels_row
 from shardio.sets.given import show_key, some_keys
 from shardio.sets.storage import FolderStorage
 
@@ -99,6 +99,11 @@ def _merge_split(
     dtype = index_dtype(width, has_label=parts[0].labels is not None)
     rows = np.concatenate([part.rows[[*(dtype.names or ())]] for part in parts], dtype=dtype)
     arrays = _common(split, having, only_common)
+    if not parts[0].pixels.shards and not {*arrays} - {LABELS_NAME}:
+        raise ConvertError(
+            f"split {split!r}: expected an array that is the same in {', '.join(name for _, name in having)}, as the "
+            "sets have no pixels, found none: add one by `shardio change --array`"
+        )
     if not same_keys:
         keys, counts = np.unique(rows["key"], return_counts=True)
         if (twice := keys[counts > 1]).size:

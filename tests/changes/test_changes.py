@@ -696,6 +696,16 @@ def test_numbers_as_names_of_classes_that_mean_other_things_are_not_united(tmp_p
     assert open_shards(new).class_names == ("cat", "dog")
 
 
+def test_sets_without_pixels_and_without_a_common_array_are_not_merged(tmp_path: Path, new: Path) -> None:
+    for dtype in ("float32", "float64"):
+        with ShardWriter(tmp_path / dtype, None, arrays={"z": ("array", dtype, ())}) as writer:
+            writer.append(label=0, key=dtype, z=np.zeros((), dtype))
+    with pytest.raises(
+        ConvertError, match=r"split 'train': expected an array that is the same in .*float32, .*float64"
+    ):
+        merge([tmp_path / "float32", tmp_path / "float64"], new, only_common=True)
+
+
 def test_splits_whose_names_differ_only_in_case_are_not_merged(tmp_path: Path, new: Path) -> None:
     for i, split in enumerate(("train", "Train")):
         with ShardWriter(tmp_path / str(i), SHAPE) as writer:
