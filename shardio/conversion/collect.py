@@ -6,6 +6,7 @@ or archives, parquet or NPY files without images next to them. Every other folde
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
@@ -139,6 +140,8 @@ def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyC
     for way in ways:
         collection = listing.collect(labels, way)
         if contents:
+            with contextlib.suppress(SourceError):  # `annotate` raises it, unless tables leave the split out
+                collection = _without_masks(collection, options)  # which need no rows
             collection = describe(collection, contents, options.unlabeled == "skip")
         yield hold_out(src, collection, options.val)
 
@@ -178,28 +181,9 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
         return collection
     if not collection.has_pixels:
         raise ValueError("`masks` is for images, but SRC has only arrays: leave `masks` out")
-    folder, suffix = Path(os.path.abspath(options.masks)), options.mask_suffix
-    origin = replace(collection.origin, masks=folder, mask_suffix=suffix)
-    if os.path.realpath(getattr(origin, "folder", os.devnull)) == os.path.realpath(folder):
-        old, _, new = suffix.rpartition("=")
-        if not new:
-            raise ValueError(f"{folder}: each picture would be its own mask: pass `mask_suffix`, such as _mask")
-        found = {
-            source.key
-            for source in chain.from_iterable(collection.splits.values())
-            if cut(stem := os.path.splitext(os.fsdecode(source.key))[0], new) or ("/" in old and not cut(stem, old))
-        }
-        splits = {
-            split: tuple(one for one in some if one.key not in found) for split, some in collection.splits.items()
-        }
-        if not all(splits.values()):
-            raise SourceError(
-                f"{folder}: expected pictures in each split, found only masks by `--mask-suffix {suffix}`: correct that"
-            )
-        if found:
-            reason = f"mask, or not in {os.path.dirname(old)!r}" if "/" in old else "mask of another picture"
-            collection.ignored.add(reason, min(found), len(found))
-        collection = replace(collection, splits=splits)
+    collection = _without_masks(collection, options)
+    folder = Path(os.path.abspath(options.masks))
+    origin = replace(collection.origin, masks=folder, mask_suffix=options.mask_suffix)
     first: DecodeError | None = None
     for source in islice(chain.from_iterable(collection.splits.values()), _MOST_TRIED):
         try:
@@ -215,6 +199,33 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
         f"mask for the first {tried:,} images. The first image: {first.detail if first else 'none'}. If masks have "
         "other names, as 1_mask.png for 1.jpg, pass `--mask-suffix _mask`; `--mask-suffix OLD=NEW` replaces an ending"
     )
+
+
+def _without_masks(collection: Collection, options: ConvertOptions) -> Collection:
+    """Returns the collection without the masks among its images if `options.masks` is SRC itself; otherwise unchanged.
+    Raises SourceError if a split would have no images left, and ValueError if masks cannot be told from images."""
+    if options.masks is None or not collection.has_pixels:
+        return collection
+    folder, suffix = os.path.abspath(options.masks), options.mask_suffix
+    if os.path.realpath(getattr(collection.origin, "folder", os.devnull)) != os.path.realpath(folder):
+        return collection
+    old, _, new = suffix.rpartition("=")
+    if not new:
+        raise ValueError(f"{folder}: each picture would be its own mask: pass `mask_suffix`, such as _mask")
+    found = {
+        source.key
+        for source in chain.from_iterable(collection.splits.values())
+        if cut(stem := os.path.splitext(os.fsdecode(source.key))[0], new) or ("/" in old and not cut(stem, old))
+    }
+    splits = {split: tuple(one for one in some if one.key not in found) for split, some in collection.splits.items()}
+    if not all(splits.values()):
+        raise SourceError(
+            f"{folder}: expected pictures in each split, found only masks by `--mask-suffix {suffix}`: correct that"
+        )
+    if found:
+        reason = f"mask, or not in {os.path.dirname(old)!r}" if "/" in old else "mask of another picture"
+        collection.ignored.add(reason, min(found), len(found))
+    return replace(collection, splits=splits)
 
 
 def _tables(options: ConvertOptions) -> Mapping[str, Table]:

@@ -339,6 +339,29 @@ def test_masks_in_the_folders_of_the_pictures_are_no_pictures(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("suffix", "picture", "mask", "row"),
+    [("_mask", "a/{}.png", "a/{}_mask.png", "a/{}.png"), ("images/=masks/", "images/{}.png", "masks/{}.png", "{}")],
+)
+def test_masks_in_the_folders_of_the_pictures_need_no_rows_in_tables(
+    tmp_path: Path, suffix: str, picture: str, mask: str, row: str
+) -> None:
+    for number in range(16):
+        for name, content in ((picture, np.full((16, 16, 3), number, np.uint8)), (mask, np.full((16, 16), number))):
+            put(tmp_path / "src" / name.format(number), encode(content.astype(np.uint8), "PNG"))
+    table = Table(tmp_path / "table.csv", columns=["age"])
+    table.path.write_text("id,age\n" + "".join(f"{row.format(number)},{7 * number}\n" for number in range(16)))
+    options: dict[str, Any] = {"masks": tmp_path / "src", "mask_suffix": suffix, "size": 16, "workers": 1}
+    options["labels"] = "none" if "=" in suffix else "folders"
+    report = convert(tmp_path / "src", tmp_path / "out", table=table, val=0.4, **options)
+    assert (report.num_converted, sum(report.ignored.values())) == (16, 16)
+    samples = [sample for split in ("train", "val") for sample in open_shards(tmp_path / "out", split)]
+    assert sorted(sample.arrays["age"] for sample in samples) == [7 * number for number in range(16)]
+    for sample in samples:
+        assert (sample.image == sample.arrays["age"] // 7).all()
+        assert (sample.arrays["mask"] == sample.arrays["age"] // 7).all()
+
+
+@pytest.mark.parametrize(
     ("suffix", "picture", "mask"),
     [("images/=masks/", "images/{}", "masks/{}"), ("rgb/x/_l=gt/_g", "rgb/x/{}_l", "gt/{}_g"), ("gt/", "{}", "gt/{}")],
 )
