@@ -421,6 +421,16 @@ def test_tables_of_splits_have_the_same_columns_in_the_same_order(tmp_path: Path
             collect(tmp_path / "src", options)
 
 
+@pytest.mark.parametrize("separator", ["|", ""])
+def test_tables_of_splits_have_the_same_separator_of_labels(separator: str, tmp_path: Path) -> None:
+    put(tmp_path / "src", "train/1.jpg", "val/1.jpg")
+    given = tables(tmp_path, dict.fromkeys(("train", "val"), "path,label\n1.jpg,a b|c\n"), label_separator=" ")
+    assert collect(tmp_path / "src", ConvertOptions(table=given)).classes == ("a", "b|c")
+    given["val"] = replace(given["val"], label_separator=separator)
+    with pytest.raises(SourceError, match=r"val.csv: .* label_separator ' '"):
+        collect(tmp_path / "src", ConvertOptions(table=given))
+
+
 def test_a_named_column_of_labels_in_one_table_is_the_only_one(tmp_path: Path) -> None:
     put(tmp_path / "src", "train/1.jpg", "train/2.jpg", "test/3.jpg")
 

@@ -61,6 +61,11 @@ def read_labels(contents: Sequence[Contents], listed: Sequence[tuple[str, Row]])
     if len({content.label_names if len(content.label_names) > 1 else () for content in labeled}) > 1:
         expected, found = (", ".join(one.label_names) for one in (labeled[0], labeled[-1]))
         raise SourceError(f"{labeled[-1].path}: expected labels from {expected}, as in other tables, found {found}")
+    if others := [one for one in labeled if one.table.label_separator != labeled[0].table.label_separator]:
+        expected, found = (repr(one.table.label_separator or None) for one in (labeled[0], others[0]))
+        raise SourceError(
+            f"{others[0].path}: expected the label_separator {expected}, as other tables have, found {found}"
+        )
     for row in rows:
         if isinstance(row.label, dict):  # of JSON; its text would be a class name
             row.refuse("a name, a number or a list of them as label", row.label)
