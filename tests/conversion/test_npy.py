@@ -240,6 +240,17 @@ def test_labels_of_float_are_said_to_be_no_classes(tmp_path: Path) -> None:
     assert report.notes == ("a.npz: labels are float32, 1 number each", "train: 40 samples")
 
 
+def test_labels_of_a_table_for_one_split_replace_labels_of_float(tmp_path: Path) -> None:
+    src, table = npz(tmp_path / "a.npz", label=LABELS.astype(np.float64)), tmp_path / "t.csv"
+    for name, text in (("names", "ab"), ("numbers", (0.5, 1.5))):
+        table.write_text("path,label\n" + "".join(f"{number},{text[number % 2]}\n" for number in range(40)))
+        report = convert(src, tmp_path / name, table={"train": table})
+        assert not [note for note in report.notes if note.startswith("a.npz")]
+        shards = open_shards(tmp_path / name)
+        numbers = [int(key) % 2 for key in shards.index["key"]]
+        assert shards.labels.tolist() == [text[one] if name == "numbers" else one for one in numbers]
+
+
 def test_a_set_of_images_is_not_repaired_from_arrays_nor_the_other_way(tmp_path: Path) -> None:
     write_jpeg(tmp_path / "images" / "0.jpg", random_picture(np.random.default_rng(0), 20, 20))
     convert(tmp_path / "images", tmp_path / "pictures", size=8)

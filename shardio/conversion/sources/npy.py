@@ -73,7 +73,7 @@ def list_arrays(src: Path, labels: Labels | None = None, told: Set[str] | None =
     with open(src, "rb") as file:
         first, nbytes = file.read(HEADER_MOST), os.fstat(file.fileno()).st_size
     if first.startswith(b"PK"):
-        return _list_rows(src, _read_archive(src), "npz")
+        return _list_rows(src, _read_archive(src), "npz", has_labels=labels != "none" and not told)
     with refusing(src):
         header = parse_header(first)
     return _list_rows(src, {ARRAY: _Member(header, _check_rows(src, header, nbytes), 0, None)}, "npy")
@@ -302,7 +302,8 @@ def _read_archive(path: Path) -> dict[str, _Member]:
     return members
 
 
-def _list_rows(src: Path, members: dict[str, _Member], kind: str) -> Listing:
+def _list_rows(src: Path, members: dict[str, _Member], kind: str, has_labels: bool = False) -> Listing:
+    """Returns the samples in the rows of arrays. `has_labels` is false if a table has labels, or none are wanted."""
     if pictures := [
         name for name, one in members.items() if _PICTURES.fullmatch(name) and one.header.dtype == np.uint8
     ]:
@@ -334,8 +335,9 @@ def _list_rows(src: Path, members: dict[str, _Member], kind: str) -> Listing:
             raise SourceError(
                 f"{src}: {label}: expected numbers, or vectors of at least two numbers, found rows of shape {row.shape}"
             )
-        specs += (ArraySpec(LABELS_NAME, "array", RowType("<f4", row.shape)),)
-        notes = (f"{src.name}: labels are float32, {counted(math.prod(row.shape), 'number')} each",)
+        if has_labels:
+            specs += (ArraySpec(LABELS_NAME, "array", RowType("<f4", row.shape)),)
+            notes = (f"{src.name}: labels are float32, {counted(math.prod(row.shape), 'number')} each",)
     elif label:
         labels = origin.read_all(label).tolist()
         if (most := max(filter(None, labels), default=0)) >= 1 << 63:
