@@ -399,6 +399,7 @@ class Views(Container):
     transforms: Sequence[Transform]
     mask_fill: MaskFill | None = field(default=None, metadata=LATER)
     has_views = True
+    instead_of_mixing = "as each view would need labels of its own: put them before Views, or mix in the training loop"
 
     @property
     def num_views(self) -> int:

@@ -103,7 +103,10 @@ VALUES: dict[str, list[str]] = {
         "Compose([Views([CenterCrop(3)]), Normalize()])",
     ],
     "step": ["RandomCrop(3, step=0)", "RandomCrop(3, step=1.5)"],
-    "CutMix": ["RandomApply([CutMix(3)])", "RandomApply([Compose([CutMix(3)])])", "RandomOrder([CutMix(3)])"],
+    "CutMix": [
+        *("RandomApply([CutMix(3)])", "RandomApply([Compose([CutMix(3)])])", "RandomOrder([CutMix(3)])"),
+        *("Views([CutMix(3), CenterCrop(3)])", "Views([CenterCrop(3), Compose([RandomChoice([CutMix(3)])])])"),
+    ],
     "mask_fill": ["Views([Compose([], mask_fill=1)])"],
 }
 TYPES: dict[str, list[str]] = {
