@@ -298,6 +298,15 @@ def test_names_in_both_unicode_forms_are_one_class(folder: Path) -> None:
     assert listed(folder, text, "l.csv", label_separator=" ").classes == (f"{NFC}x", "a")
 
 
+def test_a_number_written_in_two_ways_among_several_labels_is_a_doubt(folder: Path) -> None:
+    text = "path,label\na/1.jpg,01 2\na/2.jpg,1\nb/3.jpg,2\n"
+    with pytest.raises(DoubtError, match="'01', '1'") as caught:
+        listed(folder, text, "l.csv", label_separator=" ")
+    assert [command[-2:] for command in caught.value.commands] == [("--labels", "classes")]
+    found = collect(Table(folder / "l.csv", label_separator=" "), ConvertOptions(labels="classes"))
+    assert found.classes == ("01", "1", "2")
+
+
 def test_several_labels_in_some_cells_are_a_doubt(folder: Path) -> None:
     with pytest.raises(DoubtError, match=r"'x\|y' beside its parts") as caught:
         listed(folder, "path,label\na/1.jpg,x\na/2.jpg,x|y\nb/3.jpg,y\n", "l.csv")

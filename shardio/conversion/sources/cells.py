@@ -148,7 +148,7 @@ def _doubt(
 
 def _several(rows: Sequence[Row], content: Contents) -> LabelsOfRows:
     """Returns (classes, label of each row) for cells of several labels. A label is a vector with 1.0 for each class in
-    the cell, and 0.0 for the other classes; None for an empty cell."""
+    the cell, and 0.0 for the other classes; None for an empty cell. Raises DoubtError for labels such as 01 and 1."""
     separator = content.table.label_separator
     found: list[frozenset[str] | None] = []
     for row in rows:
@@ -159,6 +159,9 @@ def _several(rows: Sequence[Row], content: Contents) -> LabelsOfRows:
         parts = chain.from_iterable(text.split(separator) if separator else [text] for text in texts)
         found.append(frozenset(unicodedata.normalize("NFC", part.strip()) for part in parts if part.strip()) or None)
     names: Sequence[str] = sorted(frozenset().union(*filter(None, found)))
+    if content.labels is None and _written_apart(whole_numbers(frozenset(names))):
+        doubt = f"expected labels, found a number written in several ways, as in {first_of(names, 3, repr)}"
+        raise DoubtError(content.path, doubt, [_AS_CLASSES])
     if all(name.isdecimal() and name == str(int(name)) for name in names):
         names = numbers_up_to(0, max(map(int, names), default=-1))
     if not 2 <= len(names) <= _MOST_IN_A_VECTOR:
