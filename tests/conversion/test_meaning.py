@@ -257,6 +257,16 @@ def test_each_reading_of_other_layouts_says_what_is_so(name: str, tmp_path: Path
     assert "; ".join(reading.meaning for reading in caught.value.readings) == expected
 
 
+def test_src_as_its_own_folder_of_masks_is_not_that_of_a_folder_in_it(tmp_path: Path) -> None:
+    text, expected = IN_DOUBT["images and masks"]
+    write(text, tmp_path)
+    with pytest.raises(DoubtError) as caught:  # whose commands a fixture runs
+        scan(tmp_path, masks=tmp_path)
+    assert "; ".join(reading.meaning for reading in caught.value.readings) == expected
+    assert [str(tmp_path / "masks") in command for command in caught.value.commands] == [True, False]
+    assert "--masks" not in caught.value.commands[1]
+
+
 @pytest.mark.parametrize("column", ["Split", "is_train", "Usage", "5-fold"])
 def test_a_column_of_splits_next_to_class_folders_is_a_doubt(tmp_path: Path, column: str) -> None:
     write("cat dog: {i}1", tmp_path)

@@ -381,7 +381,9 @@ class Layout:
                 ending = f"{old}={new}".lstrip("=") or None
                 given = {"--masks": str(part.path / mask), "--mask-suffix": ending, "--labels": "none"}
                 yield Reading(f"{part.place(mask)} holds the masks of {part.place(name)}", given, part.path / name)
-        yield from self._right_folders({mask for some in masks for mask, *_ in some})
+        alone = {"--masks": None, "--mask-suffix": None} if self.has_masks else {}
+        for one in self._right_folders({mask for some in masks for mask, *_ in some}):
+            yield one._replace(options={**one.options, **alone})
         if (self.others == "splits" or self.has_splits_inside) and not self.first.split:
             yield Reading("all are of one split, without labels", {"--labels": "none"})
         elif self.others != "images and masks" and not self.gray:
