@@ -69,11 +69,12 @@ def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes:
             if (number := by_key.get(key)) is not None:
                 found[sample] = number
                 if places.setdefault(key, (name, crc32s[sample])) != (name, crc32s[sample]):
-                    there = ", ".join(sorted({name, places[key][0]}))
+                    are_splits = places[key][0] != name
+                    there = f"{places[key][0]} and {name}" if are_splits else name
+                    way = "choose one by `--split` (`split=`)" if are_splits else "give labels before a merge"
                     raise SourceError(
                         f"{assignment.where}: {show_key(key)}: expected a key of one sample, found different samples "
-                        f"of {there}: choose a split by `--split`, from Python `split=`, or give labels before a "
-                        "merge"
+                        f"of {there}: {way}"
                     )
         if split.labels is not None or (found != _NONE).any():
             made[name] = split.with_labels(found)

@@ -677,8 +677,8 @@ def test_a_key_of_several_samples_gives_no_label_or_row_but_a_repeated_sample_ge
     merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both", same_keys="allow")
     rows = {"arrays": {"clip": np.zeros((1, 2))}, "array_keys": ["0"], "split": "val"}
     for folder, given, told in (
-        ("a", {"labels": {"0": 1}}, "'0': .*different samples of train, val: choose a split"),
-        ("both", {"labels": {"0": 1}, "split": "val"}, "'0': .*different samples of val"),
+        ("a", {"labels": {"0": 1}}, "'0': .*different samples of train and val: choose one by"),
+        ("both", {"labels": {"0": 1}, "split": "val"}, "'0': .*different samples of val: give labels before a merge"),
         ("both", rows, "different samples with the key '0'"),
     ):
         with pytest.raises(SourceError, match=told):

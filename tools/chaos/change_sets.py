@@ -238,7 +238,13 @@ class Drawer:
 
     def _labels(self, model: Model, split: str, options: dict[str, Any]) -> Model:
         rows = model.splits[split]
-        keys = {self._rng.choice(rows).key for _ in range(self._rng.randint(1, 8))}
+        pictures: dict[bytes, set[bytes]] = {}
+        for row in rows:
+            pictures.setdefault(row.key, set()).add(row.pixels)
+        known = [key for key, some in pictures.items() if len(some) == 1]  # others are refused
+        if not known:
+            return model if options.keys() - {"split"} else self._indices(model, split, options)
+        keys = {self._rng.choice(known) for _ in range(self._rng.randint(1, 8))}
         self._names += 1
         choices = [*model.classes, f"new{self._names}"]
         labels = {key: self._rng.choice(choices) for key in keys}
